@@ -1,0 +1,1 @@
+"""What is run while a power mode is measured."""
