@@ -1,0 +1,73 @@
+# make demo     sets up and tunes a virtual board      make test      sets up and runs the tests
+# make lint     ruff and mypy alone                    make format    lets ruff lay the code out
+# make bench    the two benches: recorded joules and decisions         make wheel    builds dist/*.whl
+# PYTHON=python3.12 make test                          another interpreter, in a venv of its own
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+DEMO := --virtual agx-orin-64gb --state-dir build/demo
+
+.PHONY: demo test lint format bench bench-recorded bench-decisions wheel clean setup
+.DELETE_ON_ERROR:
+
+setup: $(READY)
+
+# The build backend comes from constraints.txt too, hence no build isolation.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "jouled needs Python 3.10 or newer; '$(PYTHON)' is not. Name another: make PYTHON=python3.12 …" >&2; exit 1; }
+	@echo "setting up $(VENV) (once; again only when pyproject.toml or constraints.txt change)"
+	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || \
+	  { echo "No venv could be made. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(PIP) install -c constraints.txt hatchling editables
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[test,build]'
+	@touch $@
+
+demo: $(READY)
+	@rm -rf build/demo && mkdir -p build/demo
+	@echo "A virtual Jetson AGX Orin 64GB runs a detector. Which power mode costs the least energy per inference,"
+	@echo "at no more than 1.2 times the latency of the board's own mode?"
+	@echo
+	$(BIN)/jouled tune $(DEMO) --latency-bound-ratio 1.2
+	@echo
+	$(BIN)/jouled verify $(DEMO)
+	@echo
+	@echo "What to type next:"
+	@echo "  $(BIN)/jouled modes $(DEMO)      the power modes that it chose from"
+	@echo "  $(BIN)/jouled restore $(DEMO)    what finishes an interrupted job (does nothing now)"
+	@echo "  $(BIN)/jouled tune --help                                                    other bounds, workloads, searches"
+
+test: $(READY)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: bench-recorded bench-decisions
+
+bench-recorded: $(READY)
+	$(BIN)/python bench/recorded.py $(BENCH_ARGS)
+
+bench-decisions: $(READY)
+	$(BIN)/python bench/decisions.py $(BENCH_ARGS)
+
+wheel: $(READY)
+	@rm -rf dist
+	$(BIN)/python -m pip --disable-pip-version-check --quiet wheel --no-deps --no-build-isolation -w dist .
+	@ls dist
+
+clean:
+	rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find daemon tuner tests bench -name __pycache__ -prune -exec rm -rf {} +
