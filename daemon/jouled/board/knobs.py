@@ -149,7 +149,7 @@ def knob_paths(sysfs: Sysfs, domains: Domains) -> list[str]:
         if kind_of(path) is None:
             raise NotSupportedError(
                 f"{path}: found as a knob, but at a place that restore does not know; no knob was written",
-                hint="report the board and this path; until then use mode = \"observe\"",
+                hint='report the board and this path; until then use mode = "observe"',
             )
     return paths
 
@@ -157,7 +157,7 @@ def knob_paths(sysfs: Sysfs, domains: Domains) -> list[str]:
 def read_knobs(sysfs: Sysfs, domains: Domains) -> Knobs:
     """All knobs that can be read; absent and forbidden ones are left out (nvpmodel's files: "" if absent).
 
-    Raises BrokenError for a knob that is there and gives no value, NotSupportedError as `knob_paths`, StateError
+    Raises BrokenError for a knob that is there without a value, NotSupportedError as `knob_paths`, StateError
     for a value that no knob can hold.
     """
     values: dict[str, str] = {}
@@ -324,6 +324,11 @@ def put_back(sysfs: Sysfs, knobs: Knobs, *, why: str = "put back") -> tuple[str,
     return tuple(f"{text} ({errors[path]})" if path in errors else text for path, text in left.items())
 
 
+def nvpmodel_files(knobs: Knobs) -> Knobs:
+    """The knobs that outlive a reboot: nvpmodel's status and conf_file_path."""
+    return Knobs(knobs.of(Kind.NVPMODEL_FILE))
+
+
 def repair_status(sysfs: Sysfs, knobs: Knobs) -> tuple[str, ...]:
     """Put nvpmodel's status and conf_file_path alone back; returns and raises as `put_back`."""
-    return put_back(sysfs, Knobs(knobs.of(Kind.NVPMODEL_FILE)), why="nvpmodel's own files")
+    return put_back(sysfs, nvpmodel_files(knobs), why="nvpmodel's own files")

@@ -1,0 +1,168 @@
+"""Finishes what a crash left: the board as it was found, by deletes and knob writes alone.
+
+Every step may be killed and done again; the snapshot is deleted last, so that until then the next restore
+begins anew. It needs no configuration, no discovery and no free disk space.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from jouled.board.applied import applied_path, delete_applied, read_applied, write_applied
+from jouled.board.host import Host
+from jouled.board.knobs import CONF_PATH_PATH, differences, nvpmodel_files, put_back, repair_status
+from jouled.board.lock import hold_board
+from jouled.board.orphans import end_orphans
+from jouled.board.pending import clear_pending
+from jouled.board.snapshot import (
+    Snapshot,
+    boot_id,
+    delete_snapshot,
+    read_snapshot,
+    snapshot_path,
+)
+from jouled.board.statefile import remove_durably, set_aside
+from jouled.errors import AbsentError, BoardError, RestoreError, StateError
+
+log = logging.getLogger(__name__)
+
+_UNIT_TIMEOUT_S = 60.0
+
+
+class Found(str, Enum):
+    """Which snapshot a restore has met."""
+
+    NOTHING = "nothing"
+    THIS_BOOT = "this_boot"
+    OTHER_BOOT = "other_boot"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What was done. `changed`: a sentence a knob that was not as found; `set_aside`: the old snapshot."""
+
+    found: Found
+    job: str | None = None
+    killed: tuple[int, ...] = ()
+    changed: tuple[str, ...] = ()
+    started_units: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    set_aside: Path | None = None
+
+
+def _fail(left: tuple[str, ...]) -> RestoreError:
+    shown = "; ".join(left[:4]) + (f"; and {len(left) - 4} more" if len(left) > 4 else "")
+    return RestoreError(
+        f"{len(left)} knobs are not as found: {shown}",
+        mismatches=left,
+        hint="try again: jouled restore; a reboot returns the board to its operator's mode in any case",
+    )
+
+
+def _start_units(host: Host, units: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Units started, and a warning for each that was not: the board itself is right by then."""
+    started: list[str] = []
+    warnings: list[str] = []
+    for unit in units:
+        try:
+            done = host.processes.run(["systemctl", "start", "--", unit], timeout_s=_UNIT_TIMEOUT_S)
+        except BoardError as error:
+            warnings.append(f"{unit} was not started again: {error}")
+            continue
+        if done.returncode == 0 and not done.timed_out:
+            started.append(unit)
+        else:
+            warnings.append(f"{unit} was not started again: {done.tail() or f'exit code {done.returncode}'}")
+    return tuple(started), tuple(warnings)
+
+
+def _put_back_applied(host: Host, snapshot: Snapshot) -> tuple[str, ...]:
+    """applied.json as when the job began; what the job has written there is no longer in force."""
+    if read_applied(host.state_dir) == snapshot.applied:
+        return ()
+    try:
+        if snapshot.applied is None:
+            delete_applied(host.state_dir)
+        else:
+            write_applied(host.state_dir, snapshot.applied)
+    except StateError as error:
+        return (f"{applied_path(host.state_dir)} does not name the winner in force: {error}",)
+    return ()
+
+
+def _of_this_boot(host: Host, snapshot: Snapshot) -> RestoreReport:
+    killed = end_orphans(snapshot.mark, snapshot.children)
+    changed = tuple(differences(host.sysfs, snapshot.knobs).values())
+    put_back(host.sysfs, snapshot.knobs, why="restore")
+    started, warnings = _start_units(host, snapshot.stopped_units)  # also where a knob does not obey
+    left = put_back(host.sysfs, snapshot.knobs, why="restore")  # a unit may have set knobs of its own
+    if left:
+        raise _fail(left)
+    warnings += _put_back_applied(host, snapshot)
+    clear_pending(host)
+    delete_snapshot(host.state_dir)
+    return RestoreReport(Found.THIS_BOOT, snapshot.job, killed, changed, started, warnings)
+
+
+def _of_other_boot(host: Host, snapshot: Snapshot) -> RestoreReport:
+    """The reboot has put the knobs back; only nvpmodel's files can still be another mode's."""
+    killed = end_orphans(snapshot.mark, ())  # pids of another boot say nothing
+    changed = tuple(differences(host.sysfs, nvpmodel_files(snapshot.knobs)).values())
+    left = repair_status(host.sysfs, snapshot.knobs)
+    if left:
+        raise _fail(left)
+    warnings = _put_back_applied(host, snapshot)
+    aside = set_aside(snapshot_path(host.state_dir))
+    return RestoreReport(Found.OTHER_BOOT, snapshot.job, killed, changed, (), warnings, aside)
+
+
+def _give_up_on(host: Host, error: StateError) -> StateError:
+    """The snapshot cannot be used: see to it that a reboot still finds the stock mode, and say so."""
+    aside = set_aside(snapshot_path(host.state_dir))
+    conf_path = host.sysfs.real(CONF_PATH_PATH)
+    try:
+        if host.sysfs.read(CONF_PATH_PATH).startswith(f"{host.run_dir}/"):
+            remove_durably(conf_path)  # it names a conf of ours, which is gone after the reboot
+    except AbsentError:
+        log.debug("%s is absent", CONF_PATH_PATH)
+    return StateError(
+        f"{error}; set aside as {aside.name}; no knob was put back",
+        hint="reboot the board: that alone returns its operator's mode",
+    )
+
+
+def restore_held(host: Host) -> RestoreReport:
+    """As `restore`, for who holds the board already."""
+    try:
+        snapshot = read_snapshot(host.state_dir)
+    except StateError as error:
+        raise _give_up_on(host, error) from error
+    if snapshot is None:
+        return RestoreReport(Found.NOTHING)
+    if snapshot.boot_id == boot_id(host.sysfs):
+        report = _of_this_boot(host, snapshot)
+    else:
+        report = _of_other_boot(host, snapshot)
+    log.info(
+        "restored after job %s (%s): %d knobs differed", report.job, report.found.value, len(report.changed)
+    )
+    for warning in report.warnings:
+        log.warning("%s", warning)
+    return report
+
+
+def restore(host: Host) -> RestoreReport:
+    """Put the board back as the last job found it, if it left a snapshot.
+
+    Raises BusyError when a living process holds the board; StuckError (nothing written) when a child of the
+    dead job does not die; RestoreError when a knob does not obey (the snapshot stays: try again); StateError
+    when the snapshot cannot be used (it is set aside); NotPermittedError.
+    """
+    if not os.path.lexists(snapshot_path(host.state_dir)):
+        return RestoreReport(Found.NOTHING)
+    with hold_board(host, verb="restore"):
+        return restore_held(host)
