@@ -1,0 +1,1 @@
+"""A virtual Jetson: kernel (sysfs semantics), programs (nvpmodel, jetson_clocks), plant, machine and SimClock."""

@@ -1,0 +1,35 @@
+"""The board's files as the virtual kernel answers for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from jouled.board.sysfs import Sysfs
+from jouled.virtual.kernel import Kernel
+
+
+class VirtualSysfs(Sysfs):
+    """Sysfs below the root of a virtual board.
+
+    `live` is asked first and gives what a running machine computes (sensors, current clocks), None for all else.
+    `reads` counts reads per path.
+    """
+
+    def __init__(self, root: Path, *, live: Callable[[str], bytes | None] | None = None, who: str = "sysfs") -> None:
+        super().__init__(root)
+        self.kernel = Kernel(str(root), who)
+        self.reads: Counter[str] = Counter()
+        self._live = live
+
+    def _read_bytes(self, path: str) -> bytes:
+        self.reads[path] += 1
+        if self._live is not None:
+            data = self._live(path)
+            if data is not None:
+                return data
+        return self.kernel.read(path)
+
+    def _write_bytes(self, path: str, data: bytes) -> None:
+        self.kernel.write(path, data)

@@ -1,0 +1,231 @@
+"""The file tree of a virtual board, and its boot through the stock path.
+
+`/etc`, `/var` and `.virtual` outlive a boot; `/sys`, `/proc` and `/run` are made anew. All links are relative.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import uuid
+from pathlib import Path
+
+from jouled.virtual import nvpmodel
+from jouled.virtual.conf import ENGINES, HOST1X, stock_conf
+from jouled.virtual.faults import FOLDER
+from jouled.virtual.kernel import CPU, DEBUG, DEVFREQ, EMC, EMC_CAP, GPU, Kernel, cpu_list
+from jouled.virtual.specs import AGX_ORIN_64GB, BoardSpec, Channel, Chip, board_spec, spec_from_json
+
+STATUS = "/var/lib/nvpmodel/status"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+ZONES = ("cpu", "gpu", "cv0", "cv1", "cv2", "soc0", "soc1", "soc2", "tj")
+AMBIENT_MC = 45000
+
+
+def _put(root: Path, path: str, text: str | int) -> None:
+    target = root / path.lstrip("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text if isinstance(text, str) and text.endswith(("\n", "\0")) else f"{text}\n")
+
+
+def _link(root: Path, path: str, target: str) -> None:
+    link = root / path.lstrip("/")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(os.path.relpath(target, os.path.dirname(path)))
+
+
+def _make_lasting(root: Path, spec: BoardSpec) -> None:
+    _put(root, "/etc/nv_tegra_release", spec.l4t_line)
+    _put(root, f"/etc/nvpmodel/{spec.conf_name}", stock_conf(spec))
+    _link(root, "/etc/nvpmodel.conf", f"/etc/nvpmodel/{spec.conf_name}")
+    (root / "var/lib/nvpmodel").mkdir(parents=True, exist_ok=True)
+    policies = {str(cpu): cluster[0] for cluster in spec.clusters for cpu in cluster}
+    _put(root, f"{FOLDER}/cpus.json", json.dumps(policies))
+    _put(root, f"{FOLDER}/engines.json", json.dumps({_engine(e[1], e[2]): e[3] for e in ENGINES}))
+    _put(root, f"{FOLDER}/board.json", spec.to_json())
+
+
+def _engine(device: str, attribute: str) -> str:
+    return f"{HOST1X}/{device}/clk_cap/{attribute}"
+
+
+def _make_proc(root: Path, spec: BoardSpec) -> None:
+    _put(root, "/proc/device-tree/model", spec.model + "\0")
+    _put(root, "/proc/device-tree/compatible", "\0".join(spec.compatible) + "\0")
+    _put(root, BOOT_ID, str(uuid.uuid4()))
+    _put(root, "/proc/cmdline", "root=/dev/mmcblk0p1 rw rootwait")
+    memory = (("MemTotal:      ", spec.mem_total_kib), ("MemAvailable:  ", spec.mem_total_kib - 2_500_000))
+    _put(root, "/proc/meminfo", "\n".join(f"{name} {kib} kB" for name, kib in memory))
+    (root / "dev").mkdir(exist_ok=True)
+    (root / "dev/nvhost-gpu").touch()
+
+
+def _make_cpus(root: Path, spec: BoardSpec) -> None:
+    span = cpu_list(spec.cpus)
+    for name, text in (("present", span), ("possible", span), ("online", span), ("offline", "")):
+        _put(root, f"{CPU}/{name}", text)
+    for cluster in spec.clusters:
+        policy = f"{CPU}/cpufreq/policy{cluster[0]}"
+        table = spec.cpu_table_khz
+        for name, text in (
+            ("scaling_available_frequencies", " ".join(str(khz) for khz in table)),
+            ("scaling_min_freq", str(min(table))),
+            ("scaling_max_freq", str(max(table))),
+            ("scaling_cur_freq", str(min(table))),
+            ("cpuinfo_min_freq", str(min(table))),
+            ("cpuinfo_max_freq", str(max(table))),
+            ("scaling_governor", spec.cpu_governor),
+            ("scaling_available_governors", "conservative ondemand userspace powersave performance schedutil"),
+            ("scaling_driver", "tegra194"),
+            ("related_cpus", " ".join(str(cpu) for cpu in cluster)),
+            ("affected_cpus", " ".join(str(cpu) for cpu in cluster)),
+        ):
+            _put(root, f"{policy}/{name}", text)
+        for cpu in cluster:
+            _put(root, f"{CPU}/cpu{cpu}/online", 1)
+            _link(root, f"{CPU}/cpu{cpu}/cpufreq", policy)
+            for state, name in enumerate(("WFI", "c7")):
+                _put(root, f"{CPU}/cpu{cpu}/cpuidle/state{state}/name", name)
+                _put(root, f"{CPU}/cpu{cpu}/cpuidle/state{state}/disable", 0)
+
+
+def _make_gpu(root: Path, spec: BoardSpec) -> None:
+    table = spec.gpu_table_hz
+    for name, text in (
+        ("available_frequencies", " ".join(str(hz) for hz in table)),
+        ("min_freq", str(min(table))),
+        ("max_freq", str(max(table))),
+        ("cur_freq", str(min(table))),
+        ("governor", "nvhost_podgov"),
+        ("available_governors", "nvhost_podgov userspace performance simple_ondemand"),
+    ):
+        _put(root, f"{DEVFREQ}/{name}", text)
+    for name, text in (("load", "0"), ("railgate_enable", "1"), ("tpc_pg_mask", "0"), ("power/control", "auto")):
+        _put(root, f"{GPU}/{name}", text)
+    _put(root, f"{GPU}/of_node/name", "gpu\0")
+    _put(root, f"{GPU}/of_node/compatible", "nvidia,ga10b\0nvidia,gpu\0")
+    _link(root, f"{DEVFREQ}/device", GPU)
+    _link(root, f"{GPU}/devfreq_dev", DEVFREQ)
+    _link(root, "/sys/devices/platform/gpu.0", GPU)
+    _link(root, "/sys/class/devfreq/17000000.gpu", DEVFREQ)
+
+
+def _make_memory(root: Path, spec: BoardSpec) -> None:
+    table = spec.emc_table_hz
+    _put(root, EMC_CAP, max(table))
+    for name, text in (
+        ("rate", str(table[-2])),
+        ("min_rate", str(min(table))),
+        ("max_rate", str(max(table))),
+        ("possible_rates", " ".join(str(hz // 1000) for hz in table)),
+        ("mrq_rate_locked", "0"),
+        ("state", "1"),
+    ):
+        _put(root, f"{EMC}/{name}", text)
+    _put(root, f"{DEBUG}/bpmp/debug/bwmgr/bwmgr_halt", 0)
+    _put(root, f"{DEBUG}/nvmap/iovmm/clients", "CLIENT                        PROCESS      PID        SIZE")
+    for _, device, attribute, top in ENGINES:
+        _put(root, _engine(device, attribute), top)
+
+
+def _make_hwmon(root: Path, number: int, device: str, attributes: dict[str, str]) -> None:
+    folder = f"{device}/hwmon/hwmon{number}"
+    for name, text in attributes.items():
+        _put(root, f"{folder}/{name}", text)
+    _link(root, f"{folder}/device", device)
+    _link(root, f"/sys/class/hwmon/hwmon{number}", folder)
+
+
+def _channel(index: int, channel: Channel | None) -> dict[str, str]:
+    if channel is None:
+        return {f"in{index}_label": "NC", f"in{index}_enable": "0", f"in{index}_input": "0", f"curr{index}_input": "0"}
+    return {
+        f"in{index}_label": channel.label,
+        f"in{index}_enable": "1",
+        f"in{index}_input": str(round(channel.bus_v * 125) * 8),
+        f"curr{index}_input": "0",
+        f"curr{index}_crit": "32760",
+        f"curr{index}_max": "32760",
+        f"curr{index}_crit_alarm": "0",
+        f"curr{index}_max_alarm": "0",
+        f"shunt{index}_resistor": str(channel.shunt_uohm),
+        f"in{index + 3}_input": "0",
+    }
+
+
+def _make_chip(root: Path, number: int, chip: Chip) -> None:
+    device = f"/sys/devices/platform/bus@0/c240000.i2c/i2c-1/{chip.address}"
+    attributes = {"name": "ina3221", "samples": "512", "update_interval": "430"}
+    for index, channel in enumerate(chip.channels, 1):
+        attributes |= _channel(index, channel)
+    attributes |= {"in7_label": "sum of shunt voltages", "in7_input": "0"}
+    _put(root, f"{device}/name", "ina3221")
+    _make_hwmon(root, number, device, attributes)
+    _link(root, f"/sys/bus/i2c/drivers/ina3221/{chip.address}", device)
+
+
+def _make_sensors(root: Path, spec: BoardSpec) -> None:
+    numbers = random.sample(range(len(spec.chips) + 3), len(spec.chips) + 3)  # the order differs from boot to boot
+    for chip in spec.chips:
+        _make_chip(root, numbers.pop(), chip)
+    counters = {"name": "soctherm_oc"}
+    for index in (1, 2, 3):
+        counters |= {f"oc{index}_event_cnt": "0", f"oc{index}_throt_en": "1"}
+    _make_hwmon(root, numbers.pop(), "/sys/devices/platform/soctherm-oc-event", counters)
+    _make_hwmon(root, numbers.pop(), "/sys/devices/platform/pwm-fan", {"name": "pwmfan", "pwm1": "88"})
+    tmp451 = {"name": "tmp451", "temp1_input": "38000", "temp2_input": "45000"}
+    _make_hwmon(root, numbers.pop(), "/sys/devices/platform/bus@0/c240000.i2c/i2c-1/1-004c", tmp451)
+
+
+def _make_thermal(root: Path, spec: BoardSpec) -> None:
+    folder = "/sys/devices/virtual/thermal"
+    for number, zone in enumerate(ZONES):
+        _put(root, f"{folder}/thermal_zone{number}/type", f"{zone}-thermal")
+        _put(root, f"{folder}/thermal_zone{number}/temp", AMBIENT_MC)
+        _link(root, f"/sys/class/thermal/thermal_zone{number}", f"{folder}/thermal_zone{number}")
+    coolers = [(f"cpufreq-cpu{cluster[0]}", len(spec.cpu_table_khz) - 1) for cluster in spec.clusters]
+    coolers += [("devfreq-17000000.gpu", len(spec.gpu_table_hz) - 1)]
+    coolers += [(f"{zone}-throttle-alert", 1) for zone in ZONES[:-1]] + [("hot-surface-alert", 1), ("pwm-fan", 3)]
+    for number, (kind, top) in enumerate(coolers):
+        for name, text in (("type", kind), ("cur_state", "0"), ("max_state", str(top))):
+            _put(root, f"{folder}/cooling_device{number}/{name}", text)
+        _link(root, f"/sys/class/thermal/cooling_device{number}", f"{folder}/cooling_device{number}")
+
+
+def make_tree(root: Path, board: str | BoardSpec = AGX_ORIN_64GB, base_mode: str | None = None) -> None:
+    """Make the files of `board` in the folder `root` and boot it into `base_mode` (by name; its boot mode if None).
+
+    Raises ValueError for an unknown board or mode.
+    """
+    spec = board_spec(board) if isinstance(board, str) else board
+    mode = spec.mode(base_mode or spec.boot_mode)
+    (root / FOLDER).mkdir(parents=True, exist_ok=True)
+    _make_lasting(root, spec)
+    _put(root, STATUS, f"pmode:{mode.id:04d}")
+    boot(root, spec)
+
+
+def tree_spec(root: Path) -> BoardSpec:
+    """The board that the tree at `root` was made of. Raises FileNotFoundError where there is no tree."""
+    return spec_from_json((root / FOLDER / "board.json").read_text())
+
+
+def boot(root: Path, spec: BoardSpec | None = None) -> None:
+    """Boot the tree by the stock path: kernel defaults, then nvpmodel in the mode of its status file or DEFAULT."""
+    spec = spec or tree_spec(root)
+    for name in ("sys", "proc", "run", f"{FOLDER}/gpu_used", f"{FOLDER}/held", f"{FOLDER}/release", f"{FOLDER}/writes"):
+        path = root / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    for away in (root / FOLDER).glob("policy*"):
+        shutil.rmtree(away)
+    (root / "run").mkdir()
+    (root / FOLDER / "writes").touch()
+    for make in (_make_proc, _make_cpus, _make_gpu, _make_memory, _make_sensors, _make_thermal):
+        make(root, spec)
+    nvpmodel.Nvpmodel(Kernel(str(root), "boot")).run(["-f", "/etc/nvpmodel.conf"])
