@@ -125,7 +125,13 @@ class MismatchError(BoardError):
 
 
 class ApplyError(MismatchError):
-    """A power mode is not in force."""
+    """A power mode is not in force; `code` is the reason's code (prompt, chroot, mask_differs, …)."""
+
+    def __init__(
+        self, message: str, *, mismatches: Sequence[str] = (), hint: str = "", code: str = "apply_failed"
+    ) -> None:
+        super().__init__(message, mismatches=mismatches, hint=hint)
+        self.code = code
 
 
 class RestoreError(MismatchError):

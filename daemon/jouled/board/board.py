@@ -1,0 +1,181 @@
+"""One board as found: who it is, what it can do, and the base mode whose limits hold."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass, replace
+
+from jouled.board.basemode import BaseMode, base_mode_of
+from jouled.board.discover import discover_domains, read_emc_table
+from jouled.board.domains import Domains
+from jouled.board.host import Host
+from jouled.board.identity import BoardFile, Identity, load_board_file, read_identity
+from jouled.board.knobs import CONF_PATH_PATH
+from jouled.board.nvpmodel import (
+    CONF_PATH,
+    NvpmodelConf,
+    PowerModel,
+    parse_conf,
+    query,
+    read_status,
+)
+from jouled.board.sysfs import Sysfs
+from jouled.errors import (
+    AbsentError,
+    BrokenError,
+    ForbiddenError,
+    NotSupportedError,
+    ToolAbsentError,
+    UsageError,
+)
+from jouletune.space import PowerMode
+
+log = logging.getLogger(__name__)
+
+CURRENT = "current"
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """`conf` is the stock conf at `conf_path`; `reference` the base mode as it sets it; `warnings` are sentences."""
+
+    identity: Identity
+    file: BoardFile
+    domains: Domains
+    base_mode: BaseMode
+    conf_path: str
+    conf_sha256: str
+    reference: PowerMode
+    conf: NvpmodelConf
+    warnings: tuple[str, ...] = ()
+
+
+def reference_of(base: BaseMode) -> PowerMode:
+    """The base mode's own power mode."""
+    return PowerMode(base.cores, base.cpu_cap_hz, base.gpu_cap_hz, base.emc_cap_hz)
+
+
+def _read_stock_conf(sysfs: Sysfs) -> tuple[NvpmodelConf, str]:
+    try:
+        raw = sysfs.read_raw(CONF_PATH)
+    except AbsentError as error:
+        raise NotSupportedError(
+            f"no nvpmodel conf: {error}", hint="install nvidia-l4t-nvpmodel; its nvpower.service makes the link at boot"
+        ) from error
+    return parse_conf(raw.decode("utf-8", "replace"), where=CONF_PATH), hashlib.sha256(raw).hexdigest()
+
+
+def _status_id(host: Host, warnings: list[str]) -> int | None:
+    try:
+        return read_status(host.sysfs)
+    except (ForbiddenError, BrokenError) as error:
+        warnings.append(f"nvpmodel's status file gives no mode ({error}); nvpmodel -q is asked instead")
+    try:
+        answer = query(host.processes)
+    except ToolAbsentError:
+        return None
+    return None if answer is None else answer[1]
+
+
+def _current_model(host: Host, conf: NvpmodelConf, warnings: list[str]) -> PowerModel:
+    number = _status_id(host, warnings)
+    if number is None:
+        warnings.append(f"nvpmodel has recorded no mode yet; its default {conf.default} is taken")
+        number = conf.default
+    model = conf.by_id(number)
+    if model is None:
+        known = ", ".join(f"{known.id} {known.name}" for known in conf.models)
+        raise NotSupportedError(
+            f"the board is in nvpmodel mode {number}, which {CONF_PATH} does not hold (it has: {known})",
+            hint="set a stock mode first: sudo nvpmodel -m ID",
+        )
+    return model
+
+
+def _check_name(model: PowerModel, conf: NvpmodelConf, wanted: str) -> None:
+    """The base mode is the one that the board is in; naming another cannot change that."""
+    if wanted in (CURRENT, model.name):
+        return
+    other = conf.by_name(wanted)
+    if other is None:
+        known = ", ".join(known.name for known in conf.models)
+        raise UsageError(f"base mode {wanted!r}: no such mode in {CONF_PATH}; it has: {known}")
+    raise UsageError(
+        f"base mode {wanted}: the board is in {model.name}",
+        hint=f"switch first, where a reboot is no harm: sudo nvpmodel -m {other.id}",
+    )
+
+
+def _with_live_mask(sysfs: Sysfs, domains: Domains, base: BaseMode, warnings: list[str]) -> BaseMode:
+    """The mask in force counts: at boot the conf's can be refused with EBUSY (JETSON 1.10)."""
+    if domains.gpu is None or domains.gpu.mask_path is None:
+        return base
+    try:
+        mask = int(sysfs.read(domains.gpu.mask_path), 0)
+    except (AbsentError, ForbiddenError):
+        return base
+    except ValueError:
+        raise BrokenError(
+            f"{domains.gpu.mask_path}: wanted a mask, got {sysfs.read(domains.gpu.mask_path)!r}",
+            path=domains.gpu.mask_path,
+        ) from None
+    if base.mask is not None and mask != base.mask:
+        warnings.append(
+            f"{domains.gpu.mask_path}: {base.name} wants mask {base.mask}, the board has {mask}; "
+            "jouled leaves it so (a reboot lets nvpmodel set it)"
+        )
+    return replace(base, mask=mask)
+
+
+def _conf_in_use_warning(sysfs: Sysfs) -> list[str]:
+    try:
+        text = sysfs.read(CONF_PATH_PATH)
+    except (AbsentError, ForbiddenError):
+        return []
+    if not text or sysfs.real(text).resolve() == sysfs.real(CONF_PATH).resolve():
+        return []
+    return [f"nvpmodel last used {text}; the base mode is taken from {CONF_PATH}, which the next boot uses"]
+
+
+def _fixed_warnings(sysfs: Sysfs, domains: Domains) -> list[str]:
+    found = []
+    if domains.gpu is None:
+        found.append(
+            "no GPU devfreq device was found (it may appear after the first GPU use): the GPU clock stays fixed"
+        )
+    if domains.emc is None:
+        found.append("no EMC cap was found: the memory clock stays fixed")
+    elif read_emc_table(sysfs) is None:
+        found.append("the memory's clock table is not readable here (debugfs, root): the board file's is used")
+    return found
+
+
+def discover(host: Host, base_mode: str = CURRENT) -> Board:
+    """Find out everything about the board without writing anything.
+
+    `base_mode` is "current" or the NAME that the board is believed to be in. Raises NotSupportedError, BrokenError
+    (a file that does not parse), UsageError (another NAME).
+    """
+    identity = read_identity(host.sysfs)
+    file = load_board_file(identity)
+    domains = discover_domains(host.sysfs, emc_table_hz=file.emc_table_hz)
+    warnings = _fixed_warnings(host.sysfs, domains) + _conf_in_use_warning(host.sysfs)
+    conf, sha256 = _read_stock_conf(host.sysfs)
+    model = _current_model(host, conf, warnings)
+    _check_name(model, conf, base_mode)
+    base = base_mode_of(conf, model, domains, where=CONF_PATH)
+    base = _with_live_mask(host.sysfs, domains, base, warnings)
+    return Board(identity, file, domains, base, CONF_PATH, sha256, reference_of(base), conf, tuple(warnings))
+
+
+def fingerprint(board: Board, external_w: float) -> dict[str, str]:
+    """What a winner is bound to (ARCHITECTURE 7): another value of any makes it stale."""
+    return {
+        "module": board.identity.module,
+        "carrier": board.identity.carrier,
+        "l4t": board.identity.l4t or "unknown",
+        "conf_sha256": board.conf_sha256,
+        "base_mode": board.base_mode.name,
+        "external_w": f"{external_w:g}",
+    }

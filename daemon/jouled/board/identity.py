@@ -1,0 +1,143 @@
+"""Which Jetson this is, and the file of facts about it that cannot be read from the board."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, fields
+from importlib import resources
+from typing import Any
+
+from jouled.board.sysfs import Sysfs
+from jouled.errors import AbsentError, ForbiddenError, NotSupportedError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MODEL_PATH = "/proc/device-tree/model"
+COMPATIBLE_PATH = "/proc/device-tree/compatible"
+RELEASE_PATH = "/etc/nv_tegra_release"
+
+_PART = re.compile(r"p\d{4}-\d{4}")
+_RELEASE = re.compile(r"^#\s*R(\d+)\s*\(release\),\s*REVISION:\s*([\d.]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """`module` and `carrier` are NVIDIA part numbers such as p3701-0005; `l4t` e.g. 36.4.3, None where not told."""
+
+    model: str
+    compatible: tuple[str, ...]
+    module: str
+    carrier: str
+    soc: str
+    l4t: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BoardFile:
+    """Facts of one kind of board. `total_rails` sum up to `coverage`; `emc_table_hz` is for who may not read it."""
+
+    name: str
+    module: str
+    soc: str
+    compatible: tuple[str, ...]
+    total_rails: tuple[str, ...]
+    coverage: str
+    rail_averaging_s: float
+    emc_table_hz: tuple[int, ...]
+    cooling_ignored: tuple[str, ...]
+    temperature_zone: str
+
+
+def _strings(raw: bytes) -> tuple[str, ...]:
+    """Device-tree strings end in NUL."""
+    return tuple(part for part in raw.decode("utf-8", "replace").split("\0") if part)
+
+
+def _parts(compatible: tuple[str, ...]) -> tuple[str, str]:
+    """(module, carrier): `nvidia,p3737-0000+p3701-0005` names the carrier first, then the module."""
+    for entry in compatible:
+        found = _PART.findall(entry)
+        if len(found) >= 2:
+            return found[-1], found[0]
+    alone = [part for entry in compatible for part in _PART.findall(entry)]
+    return (alone[0] if alone else "unknown"), "unknown"
+
+
+def _l4t(sysfs: Sysfs) -> str | None:
+    try:
+        first = sysfs.read(RELEASE_PATH).splitlines()[:1]
+    except (AbsentError, ForbiddenError):
+        return None
+    match = _RELEASE.match(first[0]) if first else None
+    return f"{match[1]}.{match[2]}" if match else None
+
+
+def read_identity(sysfs: Sysfs) -> Identity:
+    """Who the device tree says that this is. Raises NotSupportedError on anything but a Tegra."""
+    try:
+        compatible = _strings(sysfs.read_raw(COMPATIBLE_PATH))
+    except (AbsentError, ForbiddenError) as error:
+        raise NotSupportedError(
+            f"this machine is no Jetson: {error}", hint="try `jouled tune --virtual agx-orin-64gb` here"
+        ) from error
+    socs = [entry.partition(",")[2] for entry in compatible if re.match(r"nvidia,tegra\d+$", entry)]
+    if not socs:
+        raise NotSupportedError(
+            f"this machine is no Jetson: {COMPATIBLE_PATH} holds {', '.join(compatible) or 'nothing'}, no nvidia,tegra*"
+        )
+    try:
+        model = " ".join(_strings(sysfs.read_raw(MODEL_PATH)))
+    except AbsentError:
+        model = compatible[0]
+    module, carrier = _parts(compatible)
+    return Identity(model, compatible, module, carrier, socs[0], _l4t(sysfs))
+
+
+_KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "float": (int, float)}
+
+
+def _field(data: dict[str, Any], name: str, kind: str, where: str) -> Any:
+    value = data[name]
+    if kind.startswith("tuple"):
+        item: type = int if "int" in kind else str
+        if isinstance(value, list) and all(type(entry) is item for entry in value):
+            return tuple(value)
+    elif type(value) in _KINDS[kind]:
+        return float(value) if kind == "float" else value
+    raise NotSupportedError(f"{where}: {name}: wanted {kind}, got {value!r}")
+
+
+def parse_board_file(text: str, *, where: str) -> BoardFile:
+    """Read one board file strictly. Raises NotSupportedError naming the file and the key."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise NotSupportedError(f"{where}: {error}") from error
+    kinds = {field.name: str(field.type) for field in fields(BoardFile)}
+    for name in sorted(kinds.keys() ^ data.keys()):
+        raise NotSupportedError(f"{where}: {name}: {'missing' if name in kinds else 'no such key'}")
+    return BoardFile(**{name: _field(data, name, kind, where) for name, kind in kinds.items()})
+
+
+def board_files() -> tuple[BoardFile, ...]:
+    """All boards that jouled knows."""
+    folder = resources.files("jouled.board") / "boards"
+    found = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".toml")), key=lambda entry: entry.name)
+    return tuple(parse_board_file(entry.read_text("utf-8"), where=f"boards/{entry.name}") for entry in found)
+
+
+def load_board_file(identity: Identity) -> BoardFile:
+    """The file whose part numbers are in the device tree. Raises NotSupportedError with what is known."""
+    known = board_files()
+    for board in known:
+        if identity.module in board.compatible:
+            return board
+    raise NotSupportedError(
+        f"board {identity.model!r} (module {identity.module}, {identity.soc}) is not known to jouled; known: "
+        + ", ".join(f"{board.name} ({', '.join(board.compatible)})" for board in known),
+        hint="please open an issue with the output of `cat /proc/device-tree/compatible | tr '\\0' ' '`",
+    )
