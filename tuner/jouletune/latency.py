@@ -100,6 +100,12 @@ def percentile_bounds(latency_s: NDArray[np.float64], percentile: float, design:
     )
 
 
+def is_beyond(latency_s: NDArray[np.float64], bound_s: float, percentile: float, design: float) -> bool:
+    """Whether even few requests show (one-sided 95 %) the percentile to be slower than the bound."""
+    misses = int((latency_s > bound_s).sum())
+    return misses >= misses_condemning(int(latency_s.size), percentile, design)
+
+
 class ExceedanceTest:
     """Running evidence that more requests than the percentile allows are slower than the bound.
 

@@ -1,9 +1,9 @@
 """From a window's raw samples to numbers with standard errors.
 
 Energy per inference is the ratio estimator R = sum(J)/sum(N) over batches of the window, cut at completions.
-Its error has three parts: what the batches show (`repeat_se_j`), what the sensor's steps hide however often one
-repeats (`sensor_se_j`), and the spread between windows of one mode that no single one shows (`between_se_j`).
-The shunt's own tolerance is in none of them.
+Its error has three parts: what the batches show (`repeat_se_j`), what the sensor's steps hide however often
+one repeats (`sensor_se_j`), and the spread between windows of one mode that no single one shows
+(`between_se_j`). The shunt's own tolerance is in none of them.
 """
 
 from __future__ import annotations
@@ -87,12 +87,14 @@ class Measurement:
     """One window's numbers; energies in joules per inference on `rail`, latencies in seconds per request.
 
     `latency_upper_s` is infinite where the window held too few requests. `over_bound` counts requests slower
-    than the bound (0 without one). `latency_design` is the D that the latency bounds were made with.
+    than the bound (0 without one). `latency_design` is the D that the latency bounds were made with. `trend_ratio`:
+    energy of the window's second half over its first half's, less one.
     """
 
     rail: str
     start_s: float
     duration_s: float
+    requests: int
     inferences: int
     energy_j: float
     repeat_se_j: float
@@ -100,6 +102,7 @@ class Measurement:
     sensor_se_j: float
     between_se_j: float
     between_dof: float
+    trend_ratio: float
     power_w: float
     throughput_hz: float
     latency_percentile: float
@@ -141,6 +144,7 @@ class _Energy:
     joules: float
     batches: int
     se_ratio: float
+    trend_ratio: float
 
 
 def _batch_s(trace: PowerTrace) -> float:
@@ -157,16 +161,23 @@ def _energy(trace: PowerTrace, end_s: Floats) -> _Energy:
     total_j, total = float(joules.sum()), int(requests.sum())
     batches = len(joules)
     if total < 1:
-        raise MeasurementError(
-            "energy per inference: wanted requests ending at different times, got one time"
-        )
+        raise MeasurementError("energy per inference: wanted requests ending at different times, got one time")
     residual = joules - total_j / total * requests
     se_ratio = (
         math.sqrt(float((residual**2).sum()) / (batches * (batches - 1))) / (total_j / batches)
         if batches > 1
         else math.inf
     )
-    return _Energy(first_s, last_s, total, total_j, batches, se_ratio)
+    return _Energy(first_s, last_s, total, total_j, batches, se_ratio, _trend(joules, requests))
+
+
+def _trend(joules: Floats, requests: NDArray[np.int64]) -> float:
+    half = len(joules) // 2
+    if half == 0:
+        return 0.0
+    first = float(joules[:half].sum()) / int(requests[:half].sum())
+    second = float(joules[-half:].sum()) / int(requests[-half:].sum())
+    return second / first - 1.0
 
 
 def _edges(end_s: Floats, batches: int) -> Floats:
@@ -246,6 +257,7 @@ def measure(
         rail="+".join(rail.name for rail in trace.rails),
         start_s=energy.first_s,
         duration_s=duration_s,
+        requests=energy.requests,
         inferences=inferences,
         energy_j=energy_j,
         repeat_se_j=energy.se_ratio * energy_j,
@@ -253,6 +265,7 @@ def measure(
         sensor_se_j=sensor_error_w(trace, energy.first_s, energy.last_s) / power_w * energy_j,
         between_se_j=between.ratio * energy_j,
         between_dof=between.dof,
+        trend_ratio=energy.trend_ratio,
         power_w=power_w,
         throughput_hz=inferences / duration_s,
         latency_percentile=percentile,

@@ -56,9 +56,7 @@ def student_tail(t: float, dof: float) -> float:
 def student_quantile(probability: float, dof: float) -> float:
     """The t with P(T <= t) = probability. Raises MeasurementError outside 0 < probability < 1 or dof <= 0."""
     if not (0.0 < probability < 1.0 and dof > 0.0):
-        raise MeasurementError(
-            f"Student quantile: wanted 0 < probability < 1 and dof > 0, got {probability} and {dof}"
-        )
+        raise MeasurementError(f"Student quantile: wanted 0 < probability < 1 and dof > 0, got {probability} and {dof}")
     if probability < 0.5:
         return -student_quantile(1.0 - probability, dof)
     if math.isinf(dof):

@@ -1,0 +1,155 @@
+"""What becomes of a job: its outcome, the reason, and who is in force afterwards (stdlib only)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from jouletune.finals import Comparison, Finals, FinalsWindow, Loss
+
+__all__ = ["Comparison", "Decision", "Finals", "FinalsWindow", "Loss", "Outcome", "ReasonCode", "decide", "stopped"]
+
+
+class Outcome(str, Enum):
+    """How a job ends; closed list. Only `tuned` changes what is in force."""
+
+    TUNED = "tuned"
+    NO_GAIN = "no_gain"
+    NO_FEASIBLE = "no_feasible"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+    ROLLED_BACK = "rolled_back"
+    WORKLOAD_FAILED = "workload_failed"
+    BOARD_BUSY = "board_busy"
+    BOARD_FAULT = "board_fault"
+    NOT_SUPPORTED = "not_supported"
+    UNSTABLE = "unstable"
+
+
+class ReasonCode(str, Enum):
+    """Why; closed list: a validity reason of a window, or one of the job's own."""
+
+    APPLY_FAILED = "apply_failed"
+    CLOCKS_MOVED = "clocks_moved"
+    MODE_CHANGED = "mode_changed"
+    THROTTLED = "throttled"
+    SENSOR_GAP = "sensor_gap"
+    SENSOR_STALLED = "sensor_stalled"
+    SENSOR_ZERO = "sensor_zero"
+    WORKLOAD_DIED = "workload_died"
+    WORKLOAD_HUNG = "workload_hung"
+    GPU_BUSY = "gpu_busy"
+    TOO_FEW_INFERENCES = "too_few_inferences"
+    UNSTEADY = "unsteady"
+    TIME = "time"
+    BUDGET = "budget"
+    CONVERGED = "converged"
+    PERCENTILE_UNREACHABLE = "percentile_unreachable"
+    MAX_POWER = "max_power"
+    RATE_NOT_REACHED = "rate_not_reached"
+    PROMPT = "prompt"
+    CHROOT = "chroot"
+    MASK_DIFFERS = "mask_differs"
+    TOOL_ABSENT = "tool_absent"
+    LOCK_HELD = "lock_held"
+    BOOT_CHANGED = "boot_changed"
+    DAEMON_GONE = "daemon_gone"
+    TEMPERATURE = "temperature"
+    USER = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`winner`: candidate index to put in force (`tuned`), else None.
+
+    `gain` compares the winner (or the best contender) with the incumbent, and is what was decided on; `saving_ratio`
+    and `saving_interval` compare it with the reference: 1 - energy/energy. `use_reference`: the incumbent, an
+    earlier winner, is infeasible and nothing replaces it, so the reference is put back.
+    """
+
+    outcome: Outcome
+    code: ReasonCode | None
+    text: str
+    winner: int | None = None
+    best: int | None = None
+    gain: Comparison | None = None
+    saving_ratio: float | None = None
+    saving_interval: tuple[float, float] | None = None
+    use_reference: bool = False
+
+
+def stopped(outcome: Outcome, code: ReasonCode | None, text: str) -> Decision:
+    """The decision of a job that ended without finals."""
+    return Decision(outcome, code, text)
+
+
+def decide(finals: Finals, *, ended: ReasonCode) -> Decision:
+    """Decide on whatever the finals hold; `ended` says why the search before them ended."""
+    if finals.is_incumbent_lost():
+        return _replace_infeasible(finals, finals.loss(finals.incumbent) or Loss.LATENCY, ended)
+    if finals.contenders and not finals.windows(finals.incumbent):
+        code = ReasonCode(finals.invalid[-1]) if finals.invalid else ended
+        return Decision(Outcome.UNSTABLE, code, "the incumbent could not be measured in the finals: it stays")
+    winner = finals.winner()
+    if winner is not None:
+        return _tuned(finals, winner, ended)
+    return _no_gain(finals, ended)
+
+
+def _tuned(finals: Finals, winner: int, ended: ReasonCode) -> Decision:
+    gain = finals.compare(winner, finals.incumbent)
+    assert gain is not None
+    text = (
+        f"takes {100 * (1 - gain.ratio):.1f} % less energy per inference than the incumbent "
+        f"({100 * (1 - gain.upper):.1f} to {100 * (1 - gain.lower):.1f} %, {gain.blocks} paired blocks), "
+        f"more than the {100 * finals.min_gain:g} % asked for"
+    )
+    return Decision(Outcome.TUNED, ended, text, winner, winner, gain, *_saving(finals, winner))
+
+
+def _no_gain(finals: Finals, ended: ReasonCode) -> Decision:
+    best = _least_energy(finals, finals.contenders)
+    if best is None:
+        return Decision(Outcome.NO_GAIN, ended, "no other feasible candidate reached the end of the finals")
+    gain = finals.compare(best, finals.incumbent)
+    if gain is None:
+        return Decision(Outcome.NO_GAIN, ended, "too few valid pairs of windows in the finals", None, best)
+    text = (
+        f"the best candidate saves {100 * (1 - gain.ratio):.1f} % over the incumbent "
+        f"({100 * (1 - gain.upper):.1f} to {100 * (1 - gain.lower):.1f} %, {gain.blocks} paired blocks), "
+        f"which does not show more than {100 * finals.min_gain:g} %"
+    )
+    return Decision(Outcome.NO_GAIN, ended, text, None, best, gain, *_saving(finals, best))
+
+
+def _replace_infeasible(finals: Finals, loss: Loss, ended: ReasonCode) -> Decision:
+    """An infeasible incumbent need not be beaten: the feasible arm of least energy replaces it."""
+    best = _least_energy(finals, (*finals.contenders, finals.reference))
+    if best is not None:
+        text = f"the incumbent is infeasible ({loss.value}): the feasible candidate of least energy replaces it"
+        gain = finals.compare(best, finals.incumbent)
+        return Decision(Outcome.TUNED, ended, text, best, best, gain, *_saving(finals, best))
+    codes = {Loss.MAX_POWER: ReasonCode.MAX_POWER, Loss.RATE_NOT_REACHED: ReasonCode.RATE_NOT_REACHED}
+    return Decision(
+        Outcome.NO_FEASIBLE,
+        codes.get(loss, ended),
+        f"neither the incumbent ({loss.value}) nor any finalist is feasible",
+        use_reference=finals.incumbent != finals.reference,
+    )
+
+
+def _least_energy(finals: Finals, arms: tuple[int, ...]) -> int | None:
+    """The feasible arm of least energy among those measured, if any."""
+    measured = [arm for arm in dict.fromkeys(arms) if finals.windows(arm) and finals.loss(arm) is None]
+    if not measured:
+        return None
+    return min(measured, key=finals.level)
+
+
+def _saving(finals: Finals, arm: int) -> tuple[float | None, tuple[float, float] | None]:
+    if arm == finals.reference:
+        return 0.0, (0.0, 0.0)
+    against = finals.compare(arm, finals.reference)
+    if against is None:
+        return None, None
+    return 1.0 - against.ratio, (1.0 - against.upper, 1.0 - against.lower)
