@@ -68,9 +68,9 @@ def log_even(points: Sequence[int], n: int) -> tuple[int, ...]:
 def choose_shape(n_emc: int, n_gpu: int, n_cpu: int, limit: int = GRID_SIZE) -> tuple[int, int, int]:
     """How many points of each domain make the grid: (emc, gpu, cpu), from how many there are in range.
 
-    The whole table where it has at most `limit` modes. Else every EMC point (at most 4) and the pair of GPU and
-    CPU counts (at most 8 each, GPU before CPU) that fills `limit` best and, among equals, is nearest to 1.5 GPU
-    points for one of the CPU. Raises SpaceError.
+    The whole table where it has at most `limit` modes. Else every EMC point (at most 4) and the pair of GPU
+    and CPU counts (at most 8 each, GPU before CPU) that fills `limit` best and, among equals, is nearest to 1.5
+    GPU points for one of the CPU. Raises SpaceError.
     """
     if min(n_emc, n_gpu, n_cpu, limit) < 1:
         raise SpaceError(

@@ -1,0 +1,291 @@
+"""What to measure next, by Optuna's ask and tell.
+
+A study holds one trial for each window told. A sampler has no state of its own: what it proposes follows from
+the study's finished trials and the seed, so a search that was killed goes on with the very proposal it would have
+made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, IntDistribution
+from optuna.samplers import BaseSampler, TPESampler
+from optuna.storages import BaseStorage
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+
+from jouletune.descent import descend
+from jouletune.errors import SearchError
+from jouletune.space import Space
+from jouletune.standing import (
+    CANDIDATE,
+    OBSERVATION,
+    RETRY,
+    Failed,
+    Infeasible,
+    Measured,
+    Observation,
+    Standings,
+    breach,
+    encode,
+    standings,
+    state_of,
+    told,
+)
+
+__all__ = ["SAMPLERS", "CandidateSampler", "Failed", "Infeasible", "Measured", "Observation", "Search"]
+
+_SPACE = "space"
+_BREACH = "breach"
+# TPE draws at random until it has seen this many; Optuna's own 10 is most of a job's budget.
+_TPE_STARTUP = 4
+
+
+class CandidateSampler(BaseSampler):
+    """Proposes whole candidates: the reference, the incumbent, then what the subclass chooses."""
+
+    def __init__(self, space: Space, *, bound_s: float | None, incumbent: int | None, seed: int) -> None:
+        self.space = space
+        self.bound_s = bound_s
+        self.start = tuple(dict.fromkeys(i for i in (space.reference, incumbent) if i is not None))
+        self.seed = seed
+
+    def choose(self, study: Study, trial: FrozenTrial | None, seen: Standings) -> int | None:
+        """The next candidate, never one of `seen`; None: nothing left.
+
+        Without a `trial` only whether it is None counts.
+        """
+        raise NotImplementedError
+
+    def propose(self, study: Study, trial: FrozenTrial | None) -> int | None:
+        """The next candidate to measure, None when the search has ended."""
+        seen = standings(study)
+        for index, standing in seen.items():
+            if standing.retry:
+                return index
+        for index in self.start:
+            if index not in seen:
+                return index
+        return self.choose(study, trial, seen)
+
+    def open(self, seen: Standings) -> list[int]:
+        """The candidates that nothing was told of."""
+        return [index for index in range(len(self.space)) if index not in seen]
+
+    def random(self, study: Study) -> random.Random:
+        """The same stream for the same seed and number of windows told."""
+        return random.Random(f"{self.seed} {sum(1 for _ in told(study))}")
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return distributions(self.space)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        index = self.propose(study, trial)
+        if index is None:
+            raise SearchError("asked for a candidate where none is left; Search.ask() says so with None")
+        return parameters(self.space, index)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        raise SearchError(f"axis {param_name}: wanted one of {', '.join(distributions(self.space))}")
+
+
+class DescentSampler(CandidateSampler):
+    """See `jouletune.descent`."""
+
+    def choose(self, study: Study, trial: FrozenTrial | None, seen: Standings) -> int | None:
+        known = {index: standing.merit(self.bound_s) for index, standing in seen.items() if standing.known}
+        return descend(self.space, known, start=self.start, avoid=seen.keys() - known.keys())
+
+
+class RandomSampler(CandidateSampler):
+    """Any candidate not seen yet."""
+
+    def choose(self, study: Study, trial: FrozenTrial | None, seen: Standings) -> int | None:
+        left = self.open(seen)
+        return self.random(study).choice(left) if left else None
+
+
+class GridSampler(CandidateSampler):
+    """Every candidate, in order."""
+
+    def choose(self, study: Study, trial: FrozenTrial | None, seen: Standings) -> int | None:
+        return min(self.open(seen), default=None)
+
+
+class TpeSampler(CandidateSampler):
+    """Optuna's TPE on the ranks; for a hole or a candidate seen already, the nearest one that is open."""
+
+    def choose(self, study: Study, trial: FrozenTrial | None, seen: Standings) -> int | None:
+        left = self.open(seen)
+        if not left or trial is None:
+            return left[0] if left else None
+        draw = self.random(study)
+        tpe = TPESampler(
+            n_startup_trials=_TPE_STARTUP, multivariate=True, constant_liar=False, seed=draw.getrandbits(32)
+        )
+        point = tpe.sample_relative(study, trial, distributions(self.space))
+        if not point:
+            return draw.choice(left)
+        return min(left, key=lambda index: self._distance(index, point))
+
+    def _distance(self, index: int, point: Mapping[str, int]) -> float:
+        at = self.space.coordinates(index)
+        return sum(
+            ((rank - point[axis.name]) / (len(axis.values) - 1)) ** 2
+            for axis, rank in zip(self.space.axes, at, strict=True)
+        )
+
+
+SAMPLERS: dict[str, Callable[..., CandidateSampler]] = {
+    "descent": DescentSampler,
+    "tpe": TpeSampler,
+    "random": RandomSampler,
+    "grid": GridSampler,
+}
+
+
+def distributions(space: Space) -> dict[str, BaseDistribution]:
+    """Each axis as an ordered integer rank."""
+    return {axis.name: IntDistribution(0, len(axis.values) - 1) for axis in space.axes}
+
+
+def parameters(space: Space, index: int) -> dict[str, int]:
+    """The ranks of a candidate."""
+    return {axis.name: rank for axis, rank in zip(space.axes, space.coordinates(index), strict=True)}
+
+
+def _digest(space: Space) -> str:
+    return hashlib.sha256(repr((space.candidates, space.reference)).encode()).hexdigest()
+
+
+class Search:
+    """One search over `space` for the least energy at a latency of at most `bound_s` (None: no bound).
+
+    `storage` and `study_name` as Optuna takes them; a study that exists is gone on with. Raises SearchError.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        *,
+        sampler: str = "descent",
+        bound_s: float | None,
+        seed: int = 0,
+        incumbent: int | None = None,
+        storage: str | BaseStorage | None = None,
+        study_name: str | None = None,
+    ) -> None:
+        if sampler not in SAMPLERS:
+            raise SearchError(f"sampler: wanted one of {', '.join(SAMPLERS)}, got {sampler!r}")
+        if bound_s is not None and not bound_s > 0.0:
+            raise SearchError(f"bound_s: wanted a latency above 0 s or None, got {bound_s}")
+        self.space = space
+        self.bound_s = bound_s
+        self._sampler = SAMPLERS[sampler](space, bound_s=bound_s, incumbent=incumbent, seed=seed)
+        self._asked: tuple[int, Trial] | None = None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it tells the terminal of each new study
+        self.study = optuna.create_study(
+            storage=storage,
+            study_name=study_name,
+            sampler=self._sampler,
+            direction="minimize",
+            load_if_exists=True,
+        )
+        made_for = self.study.user_attrs.get(_SPACE)
+        if made_for is None:
+            self.study.set_user_attr(_SPACE, _digest(space))
+        elif made_for != _digest(space):
+            raise SearchError(f"study {self.study.study_name}: was made for another grid or reference")
+
+    def ask(self) -> int | None:
+        """The candidate to measure next; the same until it is told. None: nothing left to gain or to try."""
+        if self._asked is not None:
+            return self._asked[0]
+        for left in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            self.study.tell(left.number, state=TrialState.FAIL)  # a process was killed before it could tell
+        if self._sampler.propose(self.study, None) is None:
+            return None
+        trial = self.study.ask(distributions(self.space))
+        index = self.space.at([trial.params[axis.name] for axis in self.space.axes])
+        if index is None:
+            raise SearchError(f"the sampler proposed a hole: {trial.params}")
+        self._asked = (index, trial)
+        return index
+
+    def tell(self, index: int, observation: Observation) -> None:
+        """What came of measuring `index`, asked or not (the reference again, a ledger told anew).
+
+        Raises SearchError.
+        """
+        ranks = parameters(self.space, index)
+        _check(index, observation)
+        notes = {OBSERVATION: encode(observation), CANDIDATE: index}
+        value = observation.energy_j if isinstance(observation, Measured) else None
+        state = state_of(observation)
+        over = self._breach(observation)
+        if self._asked is None or self._asked[0] != index:
+            trial = create_trial(
+                state=state,
+                value=value,
+                params=dict(ranks),
+                distributions=distributions(self.space),
+                user_attrs=notes,
+                constraints=None if over is None else {_BREACH: over},
+            )
+            self.study.add_trial(trial)
+            return
+        live = self._asked[1]
+        for key, what in notes.items():
+            live.set_user_attr(key, what)
+        if over is not None:
+            live.set_constraint(_BREACH, over)
+        self.study.tell(live, value, state=state)
+        self._asked = None
+
+    def _breach(self, observation: Observation) -> float | None:
+        if isinstance(observation, Measured):
+            return breach(observation, self.bound_s)
+        return 1.0 if isinstance(observation, Infeasible) else None
+
+    def retry(self, index: int) -> None:
+        """Let a candidate that failed be asked for once more. Raises SearchError where it did not fail."""
+        standing = standings(self.study).get(index)
+        if standing is None or not standing.failed:
+            raise SearchError(f"candidate {index}: wanted one whose last trial failed, to try it again")
+        trial = create_trial(
+            state=TrialState.FAIL,
+            params=dict(parameters(self.space, index)),
+            distributions=distributions(self.space),
+            user_attrs={OBSERVATION: {"kind": RETRY}, CANDIDATE: index},
+        )
+        self.study.add_trial(trial)
+
+    def best(self, n: int) -> list[int]:
+        """At most `n` feasible candidates, the least mean energy first."""
+        seen = standings(self.study)
+        feasible = [index for index, standing in seen.items() if standing.feasible]
+        return sorted(feasible, key=lambda index: seen[index].energy_j)[:n]
+
+    def expected_gain(self) -> float | None:
+        """The share of energy that one more window should save; None: this sampler has no estimate."""
+        ended = self._asked is None and self._sampler.propose(self.study, None) is None
+        return 0.0 if ended else None
+
+
+def _check(index: int, observation: Observation) -> None:
+    if not isinstance(observation, Measured):
+        return
+    for name in ("energy_j", "latency_s", "latency_upper_s"):
+        value = getattr(observation, name)
+        if not (math.isfinite(value) and value > 0.0):
+            raise SearchError(f"candidate {index}: wanted a finite {name} above 0, got {value}")

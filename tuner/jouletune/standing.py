@@ -1,0 +1,143 @@
+"""What was seen of each candidate, and how it is kept in an Optuna study."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from optuna.study import Study
+from optuna.trial import TrialState
+
+from jouletune.descent import Known
+
+OBSERVATION = "observation"
+CANDIDATE = "candidate"
+RETRY = "retry"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A valid window. `feasible`: judged by the job on latency, power and throughput alike."""
+
+    energy_j: float
+    energy_se_j: float
+    latency_s: float
+    latency_upper_s: float
+    latency_se_s: float
+    power_w: float
+    feasible: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """Cut short as clearly too slow; nothing else is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """No measurement came of it."""
+
+    reason: str
+
+
+Observation = Measured | Infeasible | Failed
+
+_STATES = {
+    "measured": TrialState.COMPLETE,
+    "infeasible": TrialState.PRUNED,
+    "failed": TrialState.FAIL,
+    RETRY: TrialState.FAIL,
+}
+
+
+@dataclass(slots=True)
+class Standing:
+    """All that was seen of one candidate."""
+
+    measured: list[Measured] = field(default_factory=list)
+    cut: int = 0
+    failed: bool = False
+    retry: bool = False
+
+    @property
+    def known(self) -> bool:
+        """Was it ever measured or cut?"""
+        return bool(self.measured) or self.cut > 0
+
+    @property
+    def energy_j(self) -> float:
+        """The mean over its windows."""
+        return sum(window.energy_j for window in self.measured) / len(self.measured)
+
+    @property
+    def feasible(self) -> bool:
+        """In more windows than not."""
+        return 2 * sum(window.feasible for window in self.measured) > len(self.measured) + self.cut
+
+    def breach(self, bound_s: float | None) -> float:
+        """How far over the bound, in log-latency: ≤ 0 where feasible, 1 where no more than "infeasible" is known."""
+        if bound_s is None or not self.measured:
+            return -1.0 if self.feasible else 1.0
+        mean = sum(breach(window, bound_s) for window in self.measured) / len(self.measured)
+        return min(mean, 0.0) if self.feasible else mean
+
+    def merit(self, bound_s: float | None) -> Known:
+        """For the descent: feasible by energy, then over a limit of power, then too slow."""
+        if self.feasible:
+            return Known((0, self.energy_j))
+        if not self.measured:
+            return Known((3, 0.0), slow=True)
+        if bound_s is None or all(window.latency_upper_s <= bound_s for window in self.measured):
+            return Known((1, sum(window.power_w for window in self.measured) / len(self.measured)))
+        return Known((2, self.breach(bound_s)), slow=True)
+
+
+def breach(window: Measured, bound_s: float | None) -> float:
+    """As `Standing.breach`, of one window."""
+    excess = -1.0 if bound_s is None else math.log(window.latency_upper_s / bound_s)
+    if window.feasible:
+        return min(excess, 0.0)
+    return excess if excess > 0.0 else 1.0
+
+
+Standings = Mapping[int, Standing]
+
+
+def told(study: Study) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Candidate and observation of each window told, in order.
+
+    A trial that a killed process left half told was closed as failed: its state and its observation do not agree.
+    """
+    for trial in study.get_trials(deepcopy=False):
+        what = trial.user_attrs.get(OBSERVATION)
+        if what is not None and trial.state is _STATES[what["kind"]]:
+            yield trial.user_attrs[CANDIDATE], what
+
+
+def standings(study: Study) -> dict[int, Standing]:
+    """What the study says, by candidate."""
+    found: dict[int, Standing] = {}
+    for index, what in told(study):
+        _note(found.setdefault(index, Standing()), what)
+    return found
+
+
+def _note(standing: Standing, what: Mapping[str, Any]) -> None:
+    if what["kind"] == "measured":
+        standing.measured.append(Measured(**{key: value for key, value in what.items() if key != "kind"}))
+    elif what["kind"] == "infeasible":
+        standing.cut += 1
+    standing.failed = what["kind"] == "failed"
+    standing.retry = what["kind"] == RETRY
+
+
+def encode(observation: Observation) -> dict[str, Any]:
+    """As it is kept in a trial's user attributes."""
+    return {"kind": type(observation).__name__.lower(), **asdict(observation)}
+
+
+def state_of(observation: Observation) -> TrialState:
+    """Failed is never a number to Optuna, and a window cut short has none."""
+    return _STATES[type(observation).__name__.lower()]
