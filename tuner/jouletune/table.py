@@ -1,0 +1,123 @@
+"""Recorded measurements: one row of a CSV is one candidate with its latency and energy (stdlib only)."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jouletune.errors import SpaceError
+from jouletune.space import Candidate, PowerMode, Space, Variant
+
+COLUMNS = ("cores", "cpu_hz", "gpu_hz", "emc_hz", "batch", "latency_s", "energy_j")
+_MODE_COLUMNS = COLUMNS[:4]
+_BATCH_SIZES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement. `number`: 0-based row of the CSV; `latency_s` of the whole batch, `energy_j` per item."""
+
+    number: int
+    candidate: Candidate
+    latency_s: float
+    energy_j: float
+
+    @property
+    def power_w(self) -> float:
+        """While busy."""
+        return self.energy_j * self.candidate.variant.batch / self.latency_s
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows that have an energy, in the order of `space.candidates`."""
+
+    rows: tuple[Row, ...]
+    space: Space
+
+
+def parse_table(text: str, *, where: str) -> Table:
+    """Read a CSV with the header of `COLUMNS` in any order; `where` names it in errors. Raises SpaceError.
+
+    Rows without energy are left out, and of more than 20 batch sizes all but the powers of two. The reference is
+    the row with the highest clocks and the smallest batch.
+    """
+    lines = list(csv.reader(text.splitlines()))
+    header = [name.strip() for name in lines[0]] if lines else []
+    if sorted(header) != sorted(COLUMNS):
+        raise SpaceError(f"{where}:1: wanted the header {','.join(COLUMNS)}, got {','.join(header) or 'nothing'}")
+    rows: list[Row] = []
+    first_line: dict[Candidate, int] = {}
+    for number, cells in enumerate(lines[1:]):
+        at = f"{where}:{number + 2}"
+        row = _row(number, header, cells, at=at) if cells else None
+        if row is None:
+            continue
+        if row.candidate in first_line:
+            raise SpaceError(f"{at}: wanted each mode and batch once, got those of line {first_line[row.candidate]}")
+        first_line[row.candidate] = number + 2
+        rows.append(row)
+    return _table(_some_batches(rows), where=where)
+
+
+def _table(rows: Sequence[Row], *, where: str) -> Table:
+    if not rows:
+        raise SpaceError(f"{where}: wanted at least one row with latency_s and energy_j, got none")
+    reference = max(rows, key=_highest_clocks).candidate
+    try:
+        space = Space.of([row.candidate for row in rows], reference)
+    except SpaceError as error:
+        raise SpaceError(f"{where}: {error}") from error
+    return Table(tuple(rows), space)
+
+
+def _highest_clocks(row: Row) -> tuple[int, ...]:
+    mode = row.candidate.mode
+    clocks = (mode.gpu_hz or 0, mode.cpu_hz or 0, mode.emc_hz or 0, mode.cores or 0)
+    return (*clocks, -row.candidate.variant.batch)
+
+
+def _some_batches(rows: Sequence[Row]) -> list[Row]:
+    sizes = {row.candidate.variant.batch for row in rows}
+    if len(sizes) <= _BATCH_SIZES:
+        return list(rows)
+    return [row for row in rows if row.candidate.variant.batch.bit_count() == 1]
+
+
+def _row(number: int, header: Sequence[str], cells: Sequence[str], *, at: str) -> Row | None:
+    if len(cells) != len(header):
+        raise SpaceError(f"{at}: wanted {len(header)} cells, got {len(cells)}")
+    named = dict(zip(header, (cell.strip() for cell in cells), strict=True))
+    mode = PowerMode(**{name: _integer(named, name, at=at) for name in _MODE_COLUMNS})
+    batch = _integer(named, "batch", at=at)
+    energy_j = _number(named, "energy_j", at=at)
+    if energy_j is None:
+        return None
+    latency_s = _number(named, "latency_s", at=at)
+    if latency_s is None:
+        raise SpaceError(f"{at}: latency_s: wanted a number of seconds, got an empty cell")
+    return Row(number, Candidate(mode, Variant(batch=1 if batch is None else batch)), latency_s, energy_j)
+
+
+def _integer(named: dict[str, str], name: str, *, at: str) -> int | None:
+    text = named[name]
+    if text == "":
+        return None
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise SpaceError(f"{at}: {name}: wanted a whole number of at least 1 or nothing, got {text!r}")
+    return int(text)
+
+
+def _number(named: dict[str, str], name: str, *, at: str) -> float | None:
+    text = named[name]
+    if text == "":
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0.0):
+        raise SpaceError(f"{at}: {name}: wanted a number above 0 or nothing, got {text!r}")
+    return value
