@@ -137,9 +137,7 @@ def quarantine_path(state_dir: Path) -> Path:
 
 def note_apply(host: Host, mode: PowerMode, *, why: Why, fingerprint: Mapping[str, str]) -> None:
     """`mode` is about to be applied; on return that is on the disk. Raises StateError: do not apply."""
-    pending = Pending(
-        mode, why, dict(fingerprint), boot_id(host.sysfs), host.clock.boottime_s(), host.clock.wall_s()
-    )
+    pending = Pending(mode, why, dict(fingerprint), boot_id(host.sysfs), host.clock.boottime_s(), host.clock.wall_s())
     write_state(pending_path(host.state_dir), _PENDING_SCHEMA, {**asdict(pending), "why": why.value})
 
 
@@ -213,8 +211,7 @@ def read_quarantine(state_dir: Path) -> Quarantine:
 
 def _write_quarantine(state_dir: Path, quarantine: Quarantine) -> None:
     entries = [
-        {**asdict(entry), "standing": entry.standing.value, "why": entry.why.value}
-        for entry in quarantine.entries
+        {**asdict(entry), "standing": entry.standing.value, "why": entry.why.value} for entry in quarantine.entries
     ]
     content = {"entries": entries, "unclean": [asdict(strike) for strike in quarantine.unclean[-8:]]}
     write_state(quarantine_path(state_dir), _QUARANTINE_SCHEMA, content)

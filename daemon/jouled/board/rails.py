@@ -1,0 +1,272 @@
+"""The board's own power sensors: INA3221 channels found by name and label, the total rail, and its sampling.
+
+hwmon numbers differ from boot to boot, so nothing goes by number. A channel gives mV and mA, each the mean of the
+last 430 ms (nvpower.sh sets 512 averages); there is no energy counter. Source: JETSON 4.1, 4.2.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from jouled.board.clock import Clock, Ticker
+from jouled.board.sysfs import Sysfs
+from jouled.errors import NotSupportedError, SensorError, SysfsError
+
+if TYPE_CHECKING:
+    from jouletune.measurement import PowerTrace
+
+log = logging.getLogger(__name__)
+
+_CHANNELS = (1, 2, 3)  # in4 … in6 are shunt voltages in µV, in7 a sum: no rails
+_VOLTAGE_STEP_V = 0.008
+_SHUNT_STEP_V = 40e-6
+DEFAULT_AVERAGING_S = 0.43
+
+
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """One measured supply and its sensor's steps (0: not known)."""
+
+    name: str
+    voltage_step_v: float
+    current_step_a: float
+
+
+class Meter(Protocol):
+    """What measures the total rail. `rail` is its name, part of every result; `coverage` what it covers."""
+
+    @property
+    def rail(self) -> str: ...
+
+    @property
+    def coverage(self) -> str: ...
+
+    @property
+    def averaging_s(self) -> float:
+        """What one reading averages over."""
+
+    @property
+    def rails(self) -> tuple[Rail, ...]: ...
+
+    def read(self) -> tuple[tuple[float, float], ...]:
+        """Volts and amperes of each of `rails`, now. Raises SensorError."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Channel:
+    """One input of a chip: `folder` is its hwmon folder, `number` 1 to 3."""
+
+    folder: str
+    number: int
+    rail: Rail
+
+    def read(self, sysfs: Sysfs) -> tuple[float, float]:
+        voltage_mv = sysfs.read_int(f"{self.folder}/in{self.number}_input")
+        current_ma = sysfs.read_int(f"{self.folder}/curr{self.number}_input")
+        return voltage_mv / 1000, current_ma / 1000
+
+
+class Ina3221Meter:
+    """The sum of some channels."""
+
+    def __init__(self, sysfs: Sysfs, channels: Sequence[_Channel], *, coverage: str, averaging_s: float) -> None:
+        self._sysfs = sysfs
+        self._channels = tuple(channels)
+        self.coverage = coverage
+        self.averaging_s = averaging_s
+        self.rails = tuple(channel.rail for channel in self._channels)
+        self.rail = "+".join(rail.name for rail in self.rails)
+
+    def read(self) -> tuple[tuple[float, float], ...]:
+        try:
+            return tuple(channel.read(self._sysfs) for channel in self._channels)
+        except SysfsError as error:
+            raise SensorError(f"{self.rail}: no reading: {error}") from error
+
+
+# --- finding ------------------------------------------------------------------------------------------------
+
+
+def ina3221_folders(sysfs: Sysfs) -> tuple[str, ...]:
+    """The hwmon folders of all INA3221 chips."""
+    names = sysfs.glob("/sys/class/hwmon/hwmon*/name")
+    return tuple(path.rpartition("/")[0] for path in names if _text(sysfs, path) == "ina3221")
+
+
+def _text(sysfs: Sysfs, path: str) -> str | None:
+    try:
+        return sysfs.read(path)
+    except SysfsError as error:
+        log.debug("%s", error)
+        return None
+
+
+def _channel(sysfs: Sysfs, folder: str, number: int) -> _Channel | None:
+    """None: not connected, switched off, or without a value (ENODATA)."""
+    label = _text(sysfs, f"{folder}/in{number}_label")
+    if label is None or label == "NC" or _text(sysfs, f"{folder}/in{number}_enable") == "0":
+        return None
+    shunt_uohm = _text(sysfs, f"{folder}/shunt{number}_resistor") or ""
+    step_a = _SHUNT_STEP_V / (int(shunt_uohm) * 1e-6) if shunt_uohm.isdigit() and int(shunt_uohm) else 0.0
+    channel = _Channel(folder, number, Rail(label, _VOLTAGE_STEP_V, step_a))
+    try:
+        channel.read(sysfs)
+    except SysfsError as error:
+        log.warning("rail %s is left out: %s", label, error)
+        return None
+    return channel
+
+
+def _channels(sysfs: Sysfs) -> Iterator[_Channel]:
+    for folder in ina3221_folders(sysfs):
+        for number in _CHANNELS:
+            channel = _channel(sysfs, folder, number)
+            if channel is not None:
+                yield channel
+
+
+def _by_label(sysfs: Sysfs) -> dict[str, _Channel]:
+    found: dict[str, _Channel] = {}
+    for channel in _channels(sysfs):
+        twin = found.setdefault(channel.rail.name, channel)
+        if twin is not channel:
+            raise NotSupportedError(
+                f"rail {channel.rail.name} is measured twice: {twin.folder} and {channel.folder}",
+                hint="one of them is no chip of the module; disable it, or name other board.total_rails",
+            )
+    return found
+
+
+def _averaging_s(sysfs: Sysfs, channels: Sequence[_Channel], least_s: float) -> float:
+    """Newer kernels leave the averaging out of update_interval, so it can only lengthen `least_s`."""
+    texts = (_text(sysfs, f"{folder}/update_interval") for folder in {c.folder for c in channels})
+    return max([least_s, *(int(text) / 1000 for text in texts if text is not None and text.isdigit())])
+
+
+def find_meter(
+    sysfs: Sysfs,
+    total_rails: Sequence[str],
+    *,
+    coverage: str = "module",
+    averaging_s: float = DEFAULT_AVERAGING_S,
+    allow_partial: bool = False,
+) -> Ina3221Meter:
+    """The meter of the total rail, the sum of exactly `total_rails` (labels) and of no other.
+
+    `averaging_s` is the least that one reading averages over. Raises NotSupportedError when a rail of the total is
+    missing (with `allow_partial`: when all are), or when two chips have the same label.
+    """
+    found = _by_label(sysfs)
+    missing = [name for name in total_rails if name not in found]
+    present = [found[name] for name in total_rails if name in found]
+    if not present or (missing and not allow_partial):
+        raise NotSupportedError(
+            f"the total rail {'+'.join(total_rails)} cannot be measured: no {', '.join(missing)};"
+            f" INA3221 rails here: {', '.join(sorted(found)) or 'none'}",
+            hint='set board.total_rails to this board\'s labels, or board.on_partial_rails = "partial"',
+        )
+    if missing:
+        coverage = f"partial, without {', '.join(missing)}"
+        log.warning("the total leaves out %s", ", ".join(missing))
+    return Ina3221Meter(sysfs, present, coverage=coverage, averaging_s=_averaging_s(sysfs, present, averaging_s))
+
+
+# --- sampling -----------------------------------------------------------------------------------------------
+
+
+class Sampler:
+    """Reads a meter at `rate_hz` between `start` and `stop`; failed reads are counted, never guessed."""
+
+    def __init__(self, clock: Clock, meter: Meter, *, rate_hz: float, external_w: float = 0.0) -> None:
+        self._clock = clock
+        self._meter = meter
+        self._period_s = 1.0 / rate_hz
+        self._external_w = external_w
+        self._times_s: list[float] = []
+        self._readings: list[tuple[tuple[float, float], ...]] = []
+        self._lost = 0
+        self._ticker: Ticker | None = None
+        self.last_error: SensorError | None = None
+
+    def start(self) -> None:
+        """Begin anew; the first reading is taken at once."""
+        if self._ticker is not None:
+            raise RuntimeError("the sampler runs already")
+        self._times_s, self._readings, self._lost = [], [], 0
+        self._ticker = self._clock.every(self._period_s, self._tick)
+
+    def _tick(self, _: float) -> None:
+        before_s = self._clock.monotonic_s()
+        try:
+            reading = self._meter.read()
+        except SensorError as error:
+            self._lost += 1
+            self.last_error = error
+            log.debug("%s", error)
+            return
+        at_s = (before_s + self._clock.monotonic_s()) / 2
+        if self._times_s and at_s <= self._times_s[-1]:
+            return
+        self._readings.append(reading)
+        self._times_s.append(at_s)
+
+    @property
+    def power_w(self) -> float | None:
+        """The last reading of the total, `external_w` included; None before the first."""
+        if not self._times_s:
+            return None
+        reading = self._readings[len(self._times_s) - 1]
+        return sum(volts * amperes for volts, amperes in reading) + self._external_w
+
+    def trace(self) -> PowerTrace:
+        """What was read so far."""
+        import numpy as np
+
+        from jouletune.measurement import PowerTrace, RailTrace
+
+        count = len(self._times_s)  # appended last: as many readings are whole
+        values = np.array(self._readings[:count], dtype=np.float64).reshape(count, len(self._meter.rails), 2)
+        rails = tuple(
+            RailTrace(
+                rail.name,
+                values[:, number, 0].copy(),
+                values[:, number, 1].copy(),
+                rail.voltage_step_v,
+                rail.current_step_a,
+            )
+            for number, rail in enumerate(self._meter.rails)
+        )
+        return PowerTrace(
+            t_s=np.array(self._times_s[:count], dtype=np.float64),
+            rails=rails,
+            averaging_s=self._meter.averaging_s,
+            period_s=self._period_s,
+            external_w=self._external_w,
+            lost=self._lost,
+        )
+
+    def stop(self) -> PowerTrace:
+        """End it and give what was read. Raises what a reading raised besides SensorError."""
+        if self._ticker is not None:
+            ticker, self._ticker = self._ticker, None
+            ticker.stop()
+        return self.trace()
+
+
+def measure_idle_w(clock: Clock, meter: Meter, *, duration_s: float, rate_hz: float, external_w: float = 0.0) -> float:
+    """Mean power of the total over `duration_s` in which nothing is asked of the board.
+
+    Raises SensorError when no reading was to be had.
+    """
+    sampler = Sampler(clock, meter, rate_hz=rate_hz, external_w=external_w)
+    sampler.start()
+    try:
+        clock.sleep(duration_s)
+    finally:
+        trace = sampler.stop()
+    if trace.t_s.size == 0:
+        raise SensorError(f"{meter.rail}: no reading in {duration_s:g} s: {sampler.last_error}")
+    return float(sum((rail.voltage_v * rail.current_a).mean() for rail in trace.rails) + external_w)
