@@ -117,18 +117,14 @@ def test_any_space_and_any_answers_give_each_candidate_at_most_once(
 @pytest.mark.parametrize("sampler", NAMES)
 def test_same_seed_gives_same_proposals(sampler: str) -> None:
     space = full(4, 6, 3)
-    runs = [
-        proposals(Search(space, sampler=sampler, bound_s=1.5, seed=3), bowl(space), limit=15) for _ in range(2)
-    ]
+    runs = [proposals(Search(space, sampler=sampler, bound_s=1.5, seed=3), bowl(space), limit=15) for _ in range(2)]
     assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_another_seed_gives_other_proposals(sampler: str) -> None:
     space = full(4, 6, 3)
-    runs = [
-        proposals(Search(space, sampler=sampler, bound_s=1.5, seed=s), bowl(space), limit=15) for s in (1, 2)
-    ]
+    runs = [proposals(Search(space, sampler=sampler, bound_s=1.5, seed=s), bowl(space), limit=15) for s in (1, 2)]
     assert runs[0] != runs[1]
 
 

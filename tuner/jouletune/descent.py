@@ -59,8 +59,7 @@ class _Walker:
 
     def walk(self) -> Walk:
         steps = [
-            max(1, round((n - 1) * _FIRST_STEP)) if way else 1
-            for n, way in zip(self.sizes, self.slower, strict=True)
+            max(1, round((n - 1) * _FIRST_STEP)) if way else 1 for n, way in zip(self.sizes, self.slower, strict=True)
         ]
         while True:
             moved = False
@@ -144,10 +143,7 @@ class _Walker:
         """Is it on no axis faster than one that was too slow?"""
         there = self.space.coordinates(place)
         return any(
-            all(
-                (t - s) * way >= 0 if way else t == s
-                for t, s, way in zip(there, slow, self.slower, strict=True)
-            )
+            all((t - s) * way >= 0 if way else t == s for t, s, way in zip(there, slow, self.slower, strict=True))
             for slow in self.slow
         )
 
