@@ -98,9 +98,8 @@ def load(
 def _read(path: Path) -> dict[str, Any]:
     """The file as TOML. Raises ConfigError."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ConfigError(f"{path}: wanted a regular file, got something else", hint="name the file itself")
             data = file.read(_LARGEST_BYTES + 1)
     except OSError as error:
