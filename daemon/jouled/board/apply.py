@@ -183,13 +183,10 @@ class Actuator:
         for path, value in rest.flags.items():
             if self.host.sysfs.exists(path):
                 self._put(path, value, "unlock")
-        self._rest_idle(rest)
-        for limits in (*rest.cpu, *((rest.gpu,) if rest.gpu is not None else ())):
-            self._lower_minimum(limits)
-
-    def _rest_idle(self, rest: Target) -> None:
         for path in idle_paths(self.host.sysfs, self.board.domains.cpu.cpus):
             self._put(path, rest.idle.get(path, rest.idle_other), "unlock")
+        for limits in (*rest.cpu, *((rest.gpu,) if rest.gpu is not None else ())):
+            self._lower_minimum(limits)
 
     def _lower_minimum(self, limits: Limits) -> None:
         standing = self._read(limits.path_min)
@@ -198,19 +195,20 @@ class Actuator:
 
     # (2)
     def _switch_on(self, target: Target) -> None:
-        for cpu in target.online:
-            if self.host.sysfs.exists(online_path(cpu)):
-                self._put(online_path(cpu), "1", "core of the mode")
+        sleeping = [cpu for cpu in target.online if self._read(online_path(cpu)) == "0"]
+        for cpu in sleeping:
+            self.host.sysfs.write(online_path(cpu), 1, why="core of the mode")
+        self._wait_for_policies(target)
+        if sleeping:
+            self._unlock(target)  # what came back may be as it was left, or as the kernel makes it
+
+    def _wait_for_policies(self, target: Target) -> None:
         waited_s = 0.0
         while missing := [limits.path_max for limits in target.cpu if not self.host.sysfs.exists(limits.path_max)]:
             if waited_s >= _POLICY_WAIT_S:
                 raise ApplyError(f"{missing[0]}: still absent {_POLICY_WAIT_S:g} s after its cores were switched on")
             self.host.clock.sleep(_POLL_S)
             waited_s += _POLL_S
-        rest = self.target(target.mode, ClocksPolicy.CAPPED)
-        self._rest_idle(rest)
-        for limits in rest.cpu:
-            self._lower_minimum(limits)
 
     # (3)
     def _run_nvpmodel(self, target: Target) -> None:
@@ -218,6 +216,7 @@ class Actuator:
         self.host.sysfs.place(path, private_conf_text(self.board, target))
         argv = [TOOL, "-m", str(self.board.base_mode.id), "-f", path]
         is_stuck = False
+        left: tuple[str, ...] = ()
         try:
             done = self.host.processes.run(argv, timeout_s=NVPMODEL_TIMEOUT_S)
         except StuckError:
@@ -225,13 +224,17 @@ class Actuator:
             raise
         finally:
             if not is_stuck:
-                self._repair_status()
+                left = self._repair_status()
         judge_nvpmodel(done)
+        if left:
+            raise ApplyError(f"nvpmodel's own files could not be put back: {left[0]}", mismatches=left)
 
-    def _repair_status(self) -> None:
+    def _repair_status(self) -> tuple[str, ...]:
         """nvpmodel records mode and conf where the next boot reads them: they must be the operator's."""
-        for sentence in repair_status(self.host.sysfs, self.home):
+        left = repair_status(self.host.sysfs, self.home)
+        for sentence in left:
             log.error("nvpmodel's own file could not be put back: %s", sentence)
+        return left
 
     def _write_caps(self, target: Target) -> None:
         for limits in target.cpu:

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jouled.board.domains import Domains
-from jouled.board.nvpmodel import NvpmodelConf, Param, PowerModel
+from jouled.board.nvpmodel import KNEXT, NvpmodelConf, Param, PowerModel
 from jouled.errors import NotSupportedError
 
 _ONLINE = re.compile(r"^/sys/devices/system/cpu/cpu(\d+)/online$")
 _CPU_LIMIT = re.compile(r"^/sys/devices/system/cpu/(?:cpu\d+/cpufreq|cpufreq/policy\d+)/scaling_max_freq$")
-_POWER = re.compile(r"/power/control$")
+_POWER = re.compile(r"/(?:gpu\.0|[^/]+\.(?:gpu|ga10b|gv11b|gp10b))/power/control$")
 _MASK = re.compile(r"/tpc_pg_mask$")
 
 
@@ -92,6 +92,13 @@ def _integer(model: PowerModel, param: Param, arg: str) -> int | None:
     return None if text is None else int(text)
 
 
+def _mask(params: ConfParams, model: PowerModel) -> int | None:
+    if params.mask is None:
+        return None
+    values = [model.value(params.mask.name, arg.removesuffix(KNEXT)) for arg, _ in params.mask.args]
+    return next((int(text) for text in values if text is not None and text.isdigit()), None)
+
+
 def _online(params: ConfParams, model: PowerModel, domains: Domains, where: str) -> tuple[int, ...]:
     """Cores that the mode keeps on; one that the conf does not list (cpu0 on a TX2) stays on."""
     listed = {cpu: model.value(param.name, arg) for cpu, param, arg in params.online}
@@ -142,11 +149,7 @@ def base_mode_of(conf: NvpmodelConf, model: PowerModel, domains: Domains, *, whe
     emc_cap_hz = None
     if domains.emc is not None:
         emc_cap_hz = cap_in_table(int(emc_raw or -1), domains.emc.table_hz, where=f"{here}, EMC")
-    mask = None
-    if params.mask is not None:
-        text = next((model.value(params.mask.name, arg) for arg, _ in params.mask.args), None)
-        mask = int(text, 0) if text is not None else None
     return BaseMode(
         model.id, model.name, len(online_cpus), online_cpus,
-        cpu_min_hz, cpu_cap_hz, gpu_min_hz, gpu_cap_hz, emc_cap_hz, emc_raw, mask,
+        cpu_min_hz, cpu_cap_hz, gpu_min_hz, gpu_cap_hz, emc_cap_hz, emc_raw, _mask(params, model),
     )  # fmt: skip

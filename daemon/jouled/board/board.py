@@ -112,14 +112,9 @@ def _with_live_mask(sysfs: Sysfs, domains: Domains, base: BaseMode, warnings: li
     if domains.gpu is None or domains.gpu.mask_path is None:
         return base
     try:
-        mask = int(sysfs.read(domains.gpu.mask_path), 0)
+        mask = sysfs.read_int(domains.gpu.mask_path)
     except (AbsentError, ForbiddenError):
         return base
-    except ValueError:
-        raise BrokenError(
-            f"{domains.gpu.mask_path}: wanted a mask, got {sysfs.read(domains.gpu.mask_path)!r}",
-            path=domains.gpu.mask_path,
-        ) from None
     if base.mask is not None and mask != base.mask:
         warnings.append(
             f"{domains.gpu.mask_path}: {base.name} wants mask {base.mask}, the board has {mask}; "

@@ -262,7 +262,7 @@ def read_status(sysfs: Sysfs) -> int | None:
         text = sysfs.read(STATUS_PATH)
     except AbsentError:
         return None
-    match = re.fullmatch(r"pmode:(\d{1,9})", text)
+    match = re.fullmatch(r"pmode:(\d{1,9})(?:\s.*)?", text)  # older releases add the fan's mode
     if match is None:
         raise BrokenError(f"{STATUS_PATH}: wanted `pmode:NNNN`, got {text[:60]!r}", path=STATUS_PATH)
     return int(match[1])

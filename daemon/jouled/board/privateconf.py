@@ -13,8 +13,9 @@ from jouled.board.basemode import ConfParams, sort_params
 from jouled.board.board import Board
 from jouled.board.nvpmodel import NvpmodelConf, Param, PowerModel, Setting, write_conf
 from jouled.board.target import Limits, Target
+from jouled.errors import ApplyError
 
-_CPU_NUMBER = re.compile(r"/(?:cpu|policy)(\d+)/")
+_CPU_NUMBER = re.compile(r"/(?:cpu|policy)(\d+)/.*scaling_max_freq$")
 
 
 def _online_lines(params: ConfParams, base: PowerModel, target: Target) -> Iterator[Setting]:
@@ -42,13 +43,19 @@ def _cpu_lines(board: Board, params: ConfParams, target: Target) -> Iterator[Set
                 yield from _limit_lines(param, limits)
 
 
-def _power_lines(params: ConfParams, base: PowerModel, *, first: bool) -> Iterator[Setting]:
-    """The stock pair that keeps the GPU powered while its limits are written: `on` before, `auto` after."""
+def _power_lines(board: Board, params: ConfParams, base: PowerModel, target: Target) -> tuple[list[Setting], ...]:
+    """The stock pair that keeps the GPU powered while its limits are written: `on` before, as it was after."""
+    path = board.domains.gpu.power_control_path if board.domains.gpu is not None else None
+    before: list[Setting] = []
+    after: list[Setting] = []
     for param in params.power:
         for arg, _ in param.args:
             value = base.value(param.name, arg)
-            if value is not None and (value == "on") is first:
-                yield Setting(param.name, arg, value)
+            if value == "on":
+                before.append(Setting(param.name, arg, value))
+            elif value is not None:
+                after.append(Setting(param.name, arg, target.flags.get(path or "", value)))
+    return before, after
 
 
 def _emc_lines(board: Board, params: ConfParams, base: PowerModel, target: Target) -> Iterator[Setting]:
@@ -59,16 +66,42 @@ def _emc_lines(board: Board, params: ConfParams, base: PowerModel, target: Targe
     yield Setting(params.emc.name, "MAX_FREQ", stock if as_stock and stock is not None else target.emc_text)
 
 
+def _require_all(board: Board, params: ConfParams, target: Target, settings: list[Setting]) -> None:
+    """A stock conf that does not know a domain would leave it as it was."""
+    set_paths = {
+        path
+        for line in settings
+        if (param := board.conf.param(line.param)) is not None
+        for path in param.paths(line.arg)
+    }
+    set_cpus = {int(match[1]) for path in set_paths if (match := _CPU_NUMBER.search(path))}
+    missing = [
+        policy
+        for policy, cpus in board.domains.cpu.policies
+        if set(cpus) & set(target.online) and not set(cpus) & set_cpus
+    ]
+    missing += ["GPU"] if target.gpu is not None and params.gpu is None else []
+    missing += ["EMC"] if target.emc_text is not None and params.emc is None else []
+    if missing:
+        raise ApplyError(
+            f"{board.conf_path} has no PARAM section that sets {', '.join(missing)}: nvpmodel cannot apply this mode",
+            hint='board.method = "sysfs" does not need one',
+        )
+
+
 def private_conf(board: Board, target: Target) -> NvpmodelConf:
-    """The conf whose only mode sets what `target` caps."""
+    """The conf whose only mode sets what `target` caps.
+
+    Raises ApplyError where the stock conf has no way to set one of the domains.
+    """
     params = sort_params(board.conf)
     base = board.conf.by_id(board.base_mode.id) or PowerModel(board.base_mode.id, board.base_mode.name, ())
     settings = [*_online_lines(params, base, target), *_cpu_lines(board, params, target)]
     if params.gpu is not None and target.gpu is not None:
-        settings += _power_lines(params, base, first=True)
-        settings += _limit_lines(params.gpu, target.gpu)
-        settings += _power_lines(params, base, first=False)
+        before, after = _power_lines(board, params, base, target)
+        settings += [*before, *_limit_lines(params.gpu, target.gpu), *after]
     settings += _emc_lines(board, params, base, target)
+    _require_all(board, params, target, settings)
     used = {line.param for line in settings}
     return NvpmodelConf(
         tuple(param for param in board.conf.params if param.name in used),

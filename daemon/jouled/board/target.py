@@ -45,8 +45,9 @@ class Limits:
 class Target:
     """Every knob's wanted state. `cpu` holds only policies that have an online core; None: no such domain.
 
-    `emc_text` is what the cap file is written; `flags` maps the paths of railgate, power control and the memory's
-    locks to their text, `idle` those of idle states that the snapshot knew, `idle_other` stands for all others.
+    `emc_text` is what the cap file is written; `flags` maps the paths of governors, railgate, power control and the
+    memory's locks to their text, `idle` those of idle states that the snapshot knew, `idle_other` stands for all
+    others.
     """
 
     mode: PowerMode
@@ -66,11 +67,13 @@ def online_path(cpu: int) -> str:
 
 
 def was_locked(home: Knobs) -> bool:
-    """Was jetson_clocks active when the snapshot was taken? A mode that only pins minima is not that."""
+    """Was jetson_clocks active when the snapshot was taken? Pinned minima alone are not that, nor idle states off."""
     if "1" in home.of(Kind.EMC_LOCK).values():
         return True
     idle = home.of(Kind.IDLE).values()
-    return bool(idle) and all(value == "1" for value in idle)
+    minima = {path: value for path, value in home.of(Kind.CPU_LIMIT).items() if path.endswith("min_freq")}
+    pinned = [value == home.values.get(path.replace("min_freq", "max_freq")) for path, value in minima.items()]
+    return bool(idle) and all(value == "1" for value in idle) and all(pinned)
 
 
 # --- from a mode as asked for to a mode that may be applied ---------------------------------------------
@@ -159,8 +162,14 @@ def _emc_text(board: Board, cap_hz: int | None) -> str | None:
     return "0" if emc.uncapped == 0 and cap_hz == emc.table_hz[-1] else str(cap_hz)
 
 
+def _governors(rest: _Rest, cpu: tuple[Limits, ...], gpu: Limits | None) -> dict[str, str]:
+    """A cluster that was offline may come back with another one than it had."""
+    paths = [limits.path_min.replace("min_freq", "governor") for limits in (*cpu, *((gpu,) if gpu else ()))]
+    return {path: rest.values[path] for path in paths if path in rest.values}
+
+
 def _flags(board: Board, rest: _Rest, policy: ClocksPolicy) -> dict[str, str]:
-    """jetson_clocks may halt the bandwidth manager or not, by release: that is judged at rest only."""
+    """What jetson_clocks does beside these differs by release (bwmgr_halt, state): judged at rest only."""
     locked = policy is ClocksPolicy.LOCKED
     gpu, emc = board.domains.gpu, board.domains.emc
     flags: dict[str, str] = {}
@@ -185,14 +194,17 @@ def target_of(board: Board, home: Knobs, mode: PowerMode, policy: ClocksPolicy) 
     cpu_cap_hz = full.cpu_hz or board.base_mode.cpu_cap_hz
     locked = policy is ClocksPolicy.LOCKED
     idle = {path: rest.values[path] for path in home.of(Kind.IDLE) if path in rest.values}
+    cpu = _cpu_limits(board, rest, cpu_cap_hz, online, policy)
+    gpu = _gpu_limits(board, rest, full.gpu_hz, policy)
+    governors = {} if locked else _governors(rest, cpu, gpu)
     return Target(
         mode=full,
         policy=policy,
         online=online,
-        cpu=_cpu_limits(board, rest, cpu_cap_hz, online, policy),
-        gpu=_gpu_limits(board, rest, full.gpu_hz, policy),
+        cpu=cpu,
+        gpu=gpu,
         emc_text=_emc_text(board, full.emc_hz),
-        flags=_flags(board, rest, policy),
+        flags=governors | _flags(board, rest, policy),
         idle={} if locked else idle,
         idle_other="1" if locked else "0",
     )

@@ -1,6 +1,6 @@
 """Compare the board with what should be in force, knob by knob.
 
-A knob that this user may not read is *unknown*; it is no mismatch. A knob that is gone is one.
+A knob that this user may not read is *unknown*; it is no mismatch. A cap, minimum or core that is gone is one.
 """
 
 from __future__ import annotations
@@ -30,19 +30,24 @@ class _Check:
     mismatches: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
 
-    def knob(self, path: str, wanted: str, unit: str = "") -> bool:
-        """Is it as wanted, or not to be known?"""
+    def read(self, path: str, wanted: str, *, optional: bool = False) -> str | None:
+        """The text; None where there is none, which is noted. `optional`: a release may not have this knob."""
         try:
-            got = self.sysfs.read(path)
-        except ForbiddenError:
-            self.unknown.append(path)
-            return True
+            return self.sysfs.read(path)
         except SysfsError as error:
-            self.mismatches.append(f"{path}: wanted {wanted}{unit}, got no value: {error}")
-            return False
-        if got != wanted:
-            self.mismatches.append(f"{path}: wanted {wanted}{unit}, got {got[:60]}{unit}")
-        return got == wanted
+            if isinstance(error, ForbiddenError) or (optional and isinstance(error, AbsentError)):
+                self.unknown.append(path)
+            else:
+                self.mismatches.append(f"{path}: wanted {wanted}, got no value: {error}")
+            return None
+
+    def differs(self, path: str, wanted: str, got: str) -> None:
+        self.mismatches.append(f"{path}: wanted {wanted}, got {got[:60]}")
+
+    def knob(self, path: str, wanted: str, unit: str = "", *, optional: bool = False) -> None:
+        got = self.read(path, wanted + unit, optional=optional)
+        if got is not None and got != wanted:
+            self.differs(path, wanted + unit, got + unit)
 
 
 def _check_online(check: _Check, board: Board, target: Target) -> None:
@@ -59,46 +64,42 @@ def _check_limits(check: _Check, limits: Limits, unit: str) -> None:
 
 
 def effective_emc_hz(text: str, table_hz: tuple[int, ...]) -> int | None:
-    """The cap that `text` of the cap file means: 0, negative and above the table are none. None: no number."""
+    """The cap that `text` of the cap file means: 0, negative and above the table are none. None: no number.
+
+    The table was read in kHz: what differs from a point by less is that point.
+    """
     try:
         cap_hz = int(text)
     except ValueError:
         return None
-    return table_hz[-1] if cap_hz <= 0 or cap_hz > table_hz[-1] else cap_hz
+    if cap_hz <= 0 or cap_hz > table_hz[-1]:
+        return table_hz[-1]
+    return next((point_hz for point_hz in table_hz if abs(point_hz - cap_hz) < 1000), cap_hz)
 
 
 def _check_emc(check: _Check, board: Board, target: Target) -> None:
     emc = board.domains.emc
     if emc is None or target.mode.emc_hz is None:
         return
-    try:
-        text = check.sysfs.read(emc.cap_path)
-    except ForbiddenError:
-        check.unknown.append(emc.cap_path)
-    except SysfsError as error:
-        check.mismatches.append(f"{emc.cap_path}: wanted {target.mode.emc_hz} Hz, got no value: {error}")
-    else:
-        if effective_emc_hz(text, emc.table_hz) != target.mode.emc_hz:
-            check.mismatches.append(f"{emc.cap_path}: wanted {target.mode.emc_hz} Hz, got {text[:60]} Hz")
+    paths = [emc.cap_path]
     if target.policy is ClocksPolicy.LOCKED and emc.bpmp_path is not None:
-        check.knob(f"{emc.bpmp_path}/rate", str(target.mode.emc_hz), " Hz")
+        paths.append(f"{emc.bpmp_path}/rate")
+    wanted = f"{target.mode.emc_hz} Hz"
+    for path in paths:
+        text = check.read(path, wanted)
+        if text is not None and effective_emc_hz(text, emc.table_hz) != target.mode.emc_hz:
+            check.differs(path, wanted, f"{text} Hz")
 
 
 def _check_mask(check: _Check, board: Board) -> bool:
     gpu, mask = board.domains.gpu, board.base_mode.mask
     if gpu is None or gpu.mask_path is None or mask is None:
         return True
-    try:
-        got = int(check.sysfs.read(gpu.mask_path), 0)
-    except (AbsentError, ForbiddenError):
-        check.unknown.append(gpu.mask_path)
+    got = check.read(gpu.mask_path, f"mask {mask}", optional=True)
+    if got is None or got == str(mask):
         return True
-    except (SysfsError, ValueError) as error:
-        check.mismatches.append(f"{gpu.mask_path}: wanted mask {mask}, got no value: {error}")
-        return False
-    if got != mask:
-        check.mismatches.append(f"{gpu.mask_path}: wanted mask {mask}, got {got}")
-    return got == mask
+    check.differs(gpu.mask_path, f"mask {mask}", got)
+    return False
 
 
 def _wanted_idle(sysfs: Sysfs, target: Target) -> Iterator[tuple[str, str]]:
@@ -124,5 +125,5 @@ def compare(sysfs: Sysfs, board: Board, target: Target) -> Comparison:
         _check_limits(check, target.gpu, " Hz")
     _check_emc(check, board, target)
     for path, wanted in target.flags.items():
-        check.knob(path, wanted)
+        check.knob(path, wanted, optional=True)
     return Comparison(tuple(check.mismatches), tuple(check.unknown), is_mask_wrong)
