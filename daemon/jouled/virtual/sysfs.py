@@ -14,14 +14,22 @@ class VirtualSysfs(Sysfs):
     """Sysfs below the root of a virtual board.
 
     `live` is asked first and gives what a running machine computes (sensors, current clocks), None for all else.
-    `reads` counts reads per path.
+    `alive` raises where the board has reset under this process. `reads` counts reads per path.
     """
 
-    def __init__(self, root: Path, *, live: Callable[[str], bytes | None] | None = None, who: str = "sysfs") -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        live: Callable[[str], bytes | None] | None = None,
+        alive: Callable[[], None] | None = None,
+        who: str = "sysfs",
+    ) -> None:
         super().__init__(root)
         self.kernel = Kernel(str(root), who)
         self.reads: Counter[str] = Counter()
         self._live = live
+        self._alive = alive
 
     def _read_bytes(self, path: str) -> bytes:
         self.reads[path] += 1
@@ -31,5 +39,12 @@ class VirtualSysfs(Sysfs):
                 return data
         return self.kernel.read(path)
 
+    def place(self, path: str, text: str) -> None:
+        if self._alive is not None:
+            self._alive()
+        super().place(path, text)
+
     def _write_bytes(self, path: str, data: bytes) -> None:
+        if self._alive is not None:
+            self._alive()
         self.kernel.write(path, data)

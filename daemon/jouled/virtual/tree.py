@@ -117,7 +117,7 @@ def _make_memory(root: Path, spec: BoardSpec) -> None:
     table = spec.emc_table_hz
     _put(root, EMC_CAP, max(table))
     for name, text in (
-        ("rate", str(table[-2])),
+        ("rate", str(table[-2:][0])),
         ("min_rate", str(min(table))),
         ("max_rate", str(max(table))),
         ("possible_rates", " ".join(str(hz // 1000) for hz in table)),

@@ -1,0 +1,223 @@
+"""The physics of a virtual Orin: layers on a GPU, a host beside it, power as the time average of states.
+
+A layer takes the larger of its compute and its memory traffic, plus a gap per kernel launch; the host's launches
+overlap with the GPU, its pre- and postprocessing does not. Dynamic power is C·V²·f·activity with a floor under V;
+leakage grows with V and temperature; the memory costs by its clock and by what is moved. All constants are assumed:
+chosen so that totals and ratios fall where public measurements lie (JETSON 10.5, MEASUREMENT "Known sizes"), fitted
+to no board.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jouled.virtual.operation import Clocks, Noise, Operation, Power, Setting, Thermal
+from jouletune.space import Variant
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+WORKLOADS = Path(__file__).parent / "workloads"
+LEAK_PER_C = 0.012
+RAILS = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0", "VDDQ_VDD2_1V8AO")
+TOTAL = RAILS[:3]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """`count` like layers of a network: floating point operations and bytes moved per item, weights per batch."""
+
+    flops: float
+    bytes: float
+    weight_bytes: float = 0.0
+    launches: int = 1
+    efficiency: float = 0.3
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What one request does. Host cycles are one core's; `serial` ones keep the GPU waiting."""
+
+    name: str
+    description: str
+    inference_name: str
+    serial_cycles: float
+    serial_cycles_per_item: float
+    launch_cycles: float
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """Supply of one domain: voltage is `floor_v` up to `floor_hz`, then rises to `top_v` at `top_hz`."""
+
+    floor_v: float
+    floor_hz: float
+    top_v: float
+    top_hz: float
+    bend: float
+
+    def volts(self, hz: float) -> float:
+        """The voltage that `hz` needs."""
+        share = max(0.0, (hz - self.floor_hz) / (self.top_hz - self.floor_hz))
+        return self.floor_v + (self.top_v - self.floor_v) * float(share**self.bend)
+
+
+@dataclass(frozen=True, slots=True)
+class Silicon:
+    """Constants of the module, all assumed."""
+
+    gpu: Rail = Rail(0.60, 0.55e9, 1.00, 1.3005e9, 1.30)
+    cpu: Rail = Rail(0.60, 0.90e9, 1.05, 2.2016e9, 1.30)
+    tpcs: int = 8
+    flops_per_tpc_cycle: float = 4096.0
+    bytes_per_emc_cycle: float = 64.0
+    emc_efficiency: float = 0.78
+    bytes_per_gpu_cycle: float = 220.0
+    launch_gap_cycles: float = 1800.0
+    gpu_active_w: float = 21.5
+    gpu_shared: float = 0.25
+    gpu_leak_w: float = 3.0
+    gpu_clocked: float = 0.05
+    core_active_w: float = 2.3
+    core_polling: float = 0.18
+    cluster_leak_w: float = 0.45
+    background_cores: float = 0.2
+    soc_w: float = 2.4
+    emc_top_hz: float = 3.199e9
+    controller_w: float = 2.2
+    board_w: float = 4.5
+    dram_w: float = 1.1
+    dram_j_per_byte: float = 16e-12
+    dram_inner: float = 0.6
+
+
+def load_workload(name: str) -> Workload:
+    """The workload called `name`, from this package's folder. Raises ValueError with the names that there are."""
+    path = WORKLOADS / f"{name}.toml"
+    if not path.is_file():
+        raise ValueError(f"no virtual workload {name!r}; there are {sorted(p.stem for p in WORKLOADS.glob('*.toml'))}")
+    fields: dict[str, Any] = tomllib.loads(path.read_text())
+    layers = tuple(Layer(**layer) for layer in fields.pop("layers"))
+    return Workload(name=name, layers=layers, **fields)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A part of a request: how long, how busy the GPU, bytes a second, busy host cores."""
+
+    duration_s: float
+    activity: float
+    bytes_per_s: float
+    cores: float
+
+
+def _add(powers: Sequence[tuple[float, Power]]) -> Power:
+    rails = range(len(powers[0][1].w))
+    return Power(
+        tuple(sum(share * power.w[i] for share, power in powers) for i in rails),
+        tuple(sum(share * power.w_per_c[i] for share, power in powers) for i in rails),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlant:
+    """An AGX Orin running one workload."""
+
+    work: Workload
+    silicon: Silicon = field(default_factory=Silicon)
+    noise: Noise = field(default_factory=Noise)
+    thermal: Thermal = field(default_factory=Thermal)
+    emc_idle_hz: int = 665_600_000
+    rails: tuple[str, ...] = RAILS
+    total: tuple[str, ...] = TOTAL
+
+    @property
+    def workload(self) -> str:
+        """The workload's name."""
+        return self.work.name
+
+    @property
+    def inference_name(self) -> str:
+        """What one inference is called."""
+        return self.work.inference_name
+
+    # --- time
+
+    def _states(self, setting: Setting, clocks: Clocks, batch: int) -> list[_State]:
+        chip, work = self.silicon, self.work
+        flops_per_s = chip.flops_per_tpc_cycle * setting.tpcs * clocks.gpu_hz
+        memory = chip.bytes_per_emc_cycle * chip.emc_efficiency * clocks.emc_hz
+        bytes_per_s = min(memory, chip.bytes_per_gpu_cycle * clocks.gpu_hz)
+        launch_s = work.launch_cycles / clocks.cpu_hz
+        states = [_State((work.serial_cycles + batch * work.serial_cycles_per_item) / clocks.cpu_hz, 0.05, 1e9, 1.2)]
+        waited_s = 0.0
+        for layer in work.layers:
+            compute_s = batch * layer.flops / (flops_per_s * layer.efficiency)
+            moved = batch * layer.bytes + layer.weight_bytes
+            gaps_s = layer.launches * chip.launch_gap_cycles / clocks.gpu_hz
+            layer_s = max(compute_s, moved / bytes_per_s) + gaps_s
+            activity = 0.30 + 0.70 * compute_s / layer_s
+            enqueue_s = layer.launches * launch_s
+            states.append(_State(layer.count * layer_s, activity, moved / layer_s, min(1.0, enqueue_s / layer_s)))
+            waited_s += layer.count * (enqueue_s - layer_s)
+        if waited_s > 0:  # the host cannot launch as fast as the GPU would run
+            states.append(_State(waited_s, 0.1, 0.0, 1.0))
+        return states
+
+    # --- power
+
+    def _power(self, setting: Setting, clocks: Clocks, state: _State, *, gated: bool = False) -> Power:
+        chip = self.silicon
+        volts = chip.gpu.volts(clocks.gpu_hz)
+        scale = (volts / chip.gpu.top_v) ** 2 * clocks.gpu_hz / chip.gpu.top_hz
+        alive = chip.gpu_shared + (1 - chip.gpu_shared) * setting.tpcs / chip.tpcs
+        leak = 0.0 if gated else chip.gpu_leak_w * alive * (volts / chip.gpu.top_v) ** 2
+        switching = 0.0 if gated else chip.gpu_active_w * alive * scale * max(state.activity, chip.gpu_clocked)
+        emc = clocks.emc_hz / chip.emc_top_hz
+        gpu_soc = switching + leak + chip.soc_w + chip.controller_w * emc
+        cpu, cpu_leak = self._cpu_power(setting, clocks, state)
+        dram = chip.dram_w * emc + chip.dram_j_per_byte * state.bytes_per_s
+        return Power(
+            (gpu_soc, cpu + cpu_leak, chip.board_w + dram, 0.2 + chip.dram_inner * dram),
+            (LEAK_PER_C * leak, LEAK_PER_C * cpu_leak, 0.0, 0.0),
+        )
+
+    def _cpu_power(self, setting: Setting, clocks: Clocks, state: _State) -> tuple[float, float]:
+        """Watts that switch, watts that leak."""
+        chip = self.silicon
+        volts = chip.cpu.volts(clocks.cpu_hz)
+        core_w = chip.core_active_w * (volts / chip.cpu.top_v) ** 2 * clocks.cpu_hz / chip.cpu.top_hz
+        busy = min(state.cores + chip.background_cores, float(setting.cores))
+        idle = 0.01 if setting.idle_states else chip.core_polling
+        leak = chip.cluster_leak_w * setting.cores / 4 * (volts / chip.cpu.top_v) ** 2
+        return core_w * (busy + idle * (setting.cores - busy)) + 0.3, leak
+
+    # --- what the machine asks
+
+    def _busy_clocks(self, setting: Setting) -> Clocks:
+        return Clocks(setting.cpu_cap_hz, setting.gpu_cap_hz, setting.emc_lock_hz or setting.emc_cap_hz)
+
+    def operate(self, setting: Setting, variant: Variant) -> Operation:
+        """The workload in `setting`, `variant.batch` items a request."""
+        clocks = self._busy_clocks(setting)
+        states = self._states(setting, clocks, variant.batch)
+        service_s = sum(state.duration_s for state in states)
+        busy = _add([(s.duration_s / service_s, self._power(setting, clocks, s)) for s in states])
+        # between two requests the governors let go of CPU and GPU, the memory's is too slow for that
+        calm = Clocks(setting.cpu_min_hz, setting.gpu_min_hz, clocks.emc_hz)
+        between = self._power(setting, calm, _State(1.0, 0.0, 2e8, 0.0))
+        return Operation(service_s, busy, between, clocks, calm)
+
+    def rest(self, setting: Setting) -> tuple[Power, Clocks]:
+        """No load: the GPU is gated where it may be, the memory's clock falls unless it is locked."""
+        emc_hz = setting.emc_lock_hz or min(self.emc_idle_hz, setting.emc_cap_hz)
+        clocks = Clocks(setting.cpu_min_hz, setting.gpu_min_hz, emc_hz)
+        return self._power(setting, clocks, _State(1.0, 0.0, 1e8, 0.0), gated=setting.railgate), clocks

@@ -1,0 +1,172 @@
+"""The attributes that a running machine computes: INA3221, temperatures, current clocks, load, over-current counts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from jouled.virtual.clock import SimClock
+from jouled.virtual.faults import matches
+from jouled.virtual.kernel import CPU, DEBUG, DEVFREQ, EMC, GPU, Kernel
+from jouled.virtual.operation import Clocks, Plant
+from jouled.virtual.specs import BoardSpec, Channel
+from jouled.virtual.supply import Supply
+
+VOLTAGE_STEP_MV = 8
+OVER_CURRENT_PUBLISH_S = 2.0
+_I2C = "/sys/devices/platform/bus@0/c240000.i2c/i2c-1"
+_THERMAL = "/sys/devices/virtual/thermal"
+_OFFSETS_C = {"cpu": 0.4, "gpu": 0.8, "soc0": -0.6, "soc1": -0.9, "soc2": -0.7, "tj": 0.9}
+
+
+class Machine(Protocol):
+    """What the sensors see of the machine."""
+
+    spec: BoardSpec
+    plant: Plant
+    kernel: Kernel
+    clock: SimClock
+    supply: Supply
+
+    def clocks(self) -> Clocks:
+        """At which clocks the domains run now."""
+
+    def gpu_load(self) -> float:
+        """The share of time in which the GPU is busy."""
+
+    def check_alive(self) -> None:
+        """Raises where the board has reset."""
+
+
+class Sensors:
+    """Answers reads of live attributes by their path, however it is spelt."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._table: dict[str, Callable[[], int]] = {}
+        self._known: dict[str, Callable[[], int] | None] = {}
+        self._block = -1
+        self._codes: dict[str, tuple[int, int]] = {}
+        self._dark: frozenset[str] = frozenset()
+
+    def renew(self) -> None:
+        """After a boot: devices have other numbers."""
+        machine = self._machine
+        self._known, self._table, self._block = {}, {}, -1
+        for chip in machine.spec.chips:
+            folder = self._hwmon(f"{_I2C}/{chip.address}")
+            for index, channel in enumerate(chip.channels, 1):
+                if channel is not None and channel.label in machine.plant.rails:
+                    self._table[f"{folder}/in{index}_input"] = self._voltage(channel.label)
+                    self._table[f"{folder}/curr{index}_input"] = self._current(channel.label)
+        for cluster in machine.spec.clusters:
+            self._table[f"{CPU}/cpufreq/policy{cluster[0]}/scaling_cur_freq"] = lambda: machine.clocks().cpu_hz // 1000
+        self._table[f"{DEVFREQ}/cur_freq"] = lambda: machine.clocks().gpu_hz
+        self._table[f"{GPU}/load"] = lambda: round(1000 * machine.gpu_load())
+        self._table[f"{EMC}/rate"] = lambda: machine.clocks().emc_hz
+        self._add_thermal()
+        folder = self._hwmon("/sys/devices/platform/soctherm-oc-event")
+        for name in ("oc1", "oc2", "oc3"):
+            self._table[f"{folder}/{name}_event_cnt"] = self._over_current(name)
+
+    def _hwmon(self, device: str) -> str:
+        name = os.listdir(f"{self._machine.kernel.root}{device}/hwmon")[0]
+        return f"{device}/hwmon/{name}"
+
+    def _add_thermal(self) -> None:
+        kernel = self._machine.kernel
+        for name in os.listdir(kernel.root + _THERMAL):
+            zone = kernel.load(f"{_THERMAL}/{name}/type").removesuffix("-thermal")
+            if name.startswith("thermal_zone") and zone in _OFFSETS_C:
+                self._table[f"{_THERMAL}/{name}/temp"] = self._temperature(_OFFSETS_C[zone])
+
+    # --- values
+
+    def _temperature(self, offset_c: float) -> Callable[[], int]:
+        machine = self._machine
+        return lambda: round((machine.supply.temperature_c(machine.clock.monotonic_s()) + offset_c) * 32) * 1000 // 32
+
+    def _over_current(self, name: str) -> Callable[[], int]:
+        def count() -> int:
+            rate_hz: float = self._machine.kernel.faults.get("oc_rate_hz", {}).get(name, 0.0)
+            published_s = self._machine.clock.monotonic_s() // OVER_CURRENT_PUBLISH_S * OVER_CURRENT_PUBLISH_S
+            return int(rate_hz * published_s)
+
+        return count
+
+    def _voltage(self, label: str) -> Callable[[], int]:
+        return lambda: self._converted()[label][0]
+
+    def _current(self, label: str) -> Callable[[], int]:
+        return lambda: self._converted()[label][1]
+
+    def _converted(self) -> dict[str, tuple[int, int]]:
+        """mV and mA per rail of the last average that is complete; rounded to the converter's codes after averaging."""
+        supply = self._machine.supply
+        block = supply.block(self._machine.clock.monotonic_s()) - 1
+        if block != self._block:
+            watts, volts = supply.seen(block)
+            channels = {c.label: c for chip in self._machine.spec.chips for c in chip.channels if c is not None}
+            self._codes = {
+                rail: _codes(channels[rail], watts[index], volts[index])
+                for index, rail in enumerate(self._machine.plant.rails)
+                if rail in channels
+            }
+            self._block = block
+        return self._codes
+
+    # --- reading
+
+    def follow_switches(self) -> None:
+        """Which channels are switched off."""
+        kernel = self._machine.kernel
+        self._known = {}
+        self._dark = frozenset(
+            path
+            for path in self._table
+            if path.endswith("_input") and "/hwmon/" in path and kernel.load(_switch(path)) == "0"
+        )
+
+    def read(self, path: str) -> bytes | None:
+        """The text of a live attribute, None for every other path."""
+        self._machine.check_alive()
+        try:
+            value = self._known[path]
+        except KeyError:
+            canonical = self._machine.kernel.canonical(path)
+            value = None if canonical in self._dark else self._table.get(canonical)
+            if "/cpu" not in path and canonical not in self._dark:
+                self._known[path] = value
+        if value is None or self._is_overruled(path):
+            return None
+        return b"%d\n" % value()
+
+    def _is_overruled(self, path: str) -> bool:
+        kernel = self._machine.kernel
+        faults = kernel.faults.all()
+        if not faults:
+            return False
+        patterns = [*faults.get("values", ()), *faults.get("read_errors", ())]
+        hidden = path.startswith(DEBUG) and faults.get("user") is not None
+        return hidden or any(matches(path, pattern) for pattern in patterns)
+
+    def publish(self) -> None:
+        """Write all live values into their files, for readers outside this process."""
+        kernel = self._machine.kernel
+        for path, value in self._table.items():
+            if os.path.exists(kernel.root + path) and path not in self._dark:
+                kernel.store(path, str(value()))
+
+
+def _switch(path: str) -> str:
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/in{name.removesuffix('_input')[-1]}_enable"
+
+
+def _codes(channel: Channel, watts: float, offset_v: float) -> tuple[int, int]:
+    """One conversion: bus voltage in 8 mV and shunt voltage in 40 µV steps, as mV and mA."""
+    bus_v = channel.bus_v - channel.droop_ohm * watts / channel.bus_v + offset_v
+    current_a = watts / bus_v
+    codes = round(current_a / channel.current_step_a)
+    return round(bus_v * 1000 / VOLTAGE_STEP_MV) * VOLTAGE_STEP_MV, round(codes * channel.current_step_a * 1000)
