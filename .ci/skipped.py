@@ -6,8 +6,8 @@ One reason to skip is known: `needs ../shared/data`, where that folder is not be
 from __future__ import annotations
 
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from xml.etree import ElementTree
 
 NEEDS_DATA = "needs ../shared/data"
 

@@ -287,13 +287,14 @@ def test_a_request_cannot_loosen_the_bound_beyond_the_configured_limit(tmp_path:
         (b"\xff\xfe", "wanted UTF-8"),
         (b"= 1", "wanted TOML"),
         (b"a = 1\na = 2", "wanted TOML"),
-        (b"a = " + b"[" * 50_000, "wanted TOML"),
-        (b"[job]\nbudget = " + b"9" * 5000, "wanted TOML"),
-        (b"budget = 0x" + b"f" * 5000, "budget: no such key; did you mean job.budget?"),
-        (b"[job]\nbudget = 0x" + b"f" * 5000, "got an integer of more than 30 digits"),
+        (b"a = " + b"[" * 4000, "wanted TOML"),
+        (b"a = " + b"[\n" * 30_000, "wanted TOML"),
+        (b"[job]\nbudget = " + b"9" * 4000, "got an integer of more than 30 digits"),
+        (b"[job]\nbudget = 0x" + b"f" * 4000, "got an integer of more than 30 digits"),
         (b"[job]\nbudget." + b".".join([b"a"] * 60) + b" = 1", "job.budget: wanted an integer"),
-        (b"[job]\nbudget." + b".".join([b"a"] * 50_000) + b" = 1", "wanted "),
-        (b"# \n" * 400_000, "wanted at most 1048576 bytes"),
+        (b"[job]\nbudget." + b".".join([b"a"] * 1500) + b" = 1", "wanted "),
+        (b"[job]\nbudget." + b".".join([b"a"] * 50_000) + b" = 1", "wanted lines of at most 4096 bytes"),
+        (b"# \n" * 50_000, "wanted at most 131072 bytes"),
         (b"[job]\nstop_units = [1979-05-27T07:32:00Z]", "job.stop_units: wanted a list of systemd units, got ["),
     ],
 )
@@ -308,7 +309,7 @@ def test_what_is_no_config_at_all_is_an_error_with_words(tmp_path: Path, content
 
 
 def test_a_file_of_another_programme_is_refused_in_a_screenful(tmp_path: Path) -> None:
-    lines = _refused(tmp_path, "".join(f"key{number} = {number}\n" for number in range(20_000)))
+    lines = _refused(tmp_path, "".join(f"key{number} = {number}\n" for number in range(5000)))
     assert len(lines) == 51
     assert lines[-1] == "and more: is this the right file?"
 
@@ -395,7 +396,7 @@ def test_no_bytes_give_anything_but_a_config_or_a_config_error(
     assert said is None or said.startswith(f"{path}: ")
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_no_file_of_known_keys_with_any_values_gives_a_traceback(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

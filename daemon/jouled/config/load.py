@@ -35,7 +35,8 @@ REQUEST_KEYS: Mapping[str, str] = {
 }
 """What a request may name → the key that it stands for (numbers and names only, never a path or a program)."""
 
-_LARGEST_BYTES = 1 << 20
+_LARGEST_BYTES = 128 * 1024
+_LONGEST_LINE = 4096  # tomllib's time grows with the square of a dotted key's length
 _MOST_PROBLEMS = 50
 _WORKLOAD_NAME = text(WORKLOAD_NAME, "the name of a workload")
 
@@ -107,6 +108,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", hint=hint) from error
     if len(data) > _LARGEST_BYTES:
         raise ConfigError(f"{path}: wanted at most {_LARGEST_BYTES} bytes, got more", hint="is this the right file?")
+    if any(len(line) > _LONGEST_LINE for line in data.splitlines()):
+        raise ConfigError(f"{path}: wanted lines of at most {_LONGEST_LINE} bytes, got a longer one", hint="break it")
     try:
         return tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
