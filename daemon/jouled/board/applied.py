@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from jouled.board.knobs import Knobs
 from jouled.board.statefile import Fields, read_state, remove_durably, write_state
 from jouletune.space import Candidate, PowerMode, Variant
 
@@ -14,7 +15,10 @@ _SCHEMA = "jouled.applied/1"
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A winner, and what it holds for (fingerprint, workload, bound, percentile, policy)."""
+    """A winner, and what it holds for (fingerprint, workload, bound, percentile, policy).
+
+    It is in force in the boot `boot_id` only. `home`: the knobs of the reference, which `apply reference` goes back to.
+    """
 
     candidate: Candidate
     policy: str
@@ -24,6 +28,8 @@ class Applied:
     latency_percentile: float
     decision_id: str
     wall_s: float
+    boot_id: str
+    home: Knobs
 
 
 def applied_path(state_dir: Path) -> Path:
@@ -56,7 +62,12 @@ def _candidate_from_fields(fields: Fields) -> Candidate:
 
 def applied_to_plain(applied: Applied) -> dict[str, object]:
     """JSON's own types only."""
-    return {**asdict(applied), "fingerprint": dict(applied.fingerprint)}
+    applied.home.check()
+    return {
+        **asdict(replace(applied, home=Knobs({}))),
+        "fingerprint": dict(applied.fingerprint),
+        "home": dict(applied.home.values),
+    }
 
 
 def applied_from_fields(fields: Fields) -> Applied:
@@ -70,7 +81,15 @@ def applied_from_fields(fields: Fields) -> Applied:
         latency_percentile=fields.number("latency_percentile"),
         decision_id=fields.text("decision_id"),
         wall_s=fields.number("wall_s"),
+        boot_id=fields.text("boot_id"),
+        home=_home(fields),
     )
+
+
+def _home(fields: Fields) -> Knobs:
+    home = Knobs(fields.text_map("home"))
+    home.check()
+    return home
 
 
 def write_applied(state_dir: Path, applied: Applied) -> None:

@@ -1,0 +1,70 @@
+"""The command line: reads options, calls the rest, says what came of it, ends with the right code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from jouled.cli.arguments import make_parser
+from jouled.errors import JouledError
+from jouletune.errors import JouletuneError
+
+_LEVELS = (logging.ERROR, logging.INFO, logging.DEBUG)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; the process's exit code."""
+    arguments = make_parser().parse_args(argv)
+    level = _LEVELS[min(arguments.verbose, len(_LEVELS) - 1)]
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except JouledError as error:
+        _say(arguments, error, hint=error.hint)
+        return error.exit_code
+    except JouletuneError as error:
+        _say(arguments, error, hint="")
+        return 2
+    return code
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Import what the verb needs, and nothing else."""
+    verb: str = arguments.verb
+    if verb == "tune":
+        from jouled.cli.tune import tune
+
+        return tune(arguments)
+    if verb == "check-config":
+        from jouled.cli.check import check_config
+
+        return check_config(arguments)
+    from jouled.cli import verbs
+
+    run = {
+        "modes": verbs.modes,
+        "verify": verbs.verify,
+        "restore": verbs.restore,
+        "forget": verbs.forget,
+        "virtual": verbs.reboot,
+    }[verb]
+    return run(arguments)
+
+
+def _say(arguments: argparse.Namespace, error: Exception, *, hint: str) -> None:
+    if getattr(arguments, "json", False):
+        print(json.dumps({"schema": 1, "error": {"kind": type(error).__name__, "text": str(error), "hint": hint}}))
+    first, *rest = str(error).splitlines() or [type(error).__name__]
+    print(f"jouled {arguments.verb}: {first}", file=sys.stderr)
+    for line in rest:
+        print(f"  {line}", file=sys.stderr)
+    if hint:
+        print(f"  to do: {hint}", file=sys.stderr)

@@ -1,0 +1,127 @@
+"""The command line: verbs, options, and which key of the configuration each option stands for."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from jouled import __version__
+
+EXIT_CODES = """\
+exit codes: 0 done (tuned, no_gain)   1 error            2 usage or configuration   3 no_feasible
+            4 no_gain with --fail-on-no-gain             5 a knob was seen wrong    6 not permitted
+            8 not_supported           9 workload_failed  10 board_fault   11 unstable, interrupted
+            12 busy                   13 cancelled       130/143 on signals"""
+
+# option of `tune` -> key of config.toml
+KEYS = {
+    "latency_bound_s": "target.latency_bound_s",
+    "latency_bound_ratio": "target.latency_bound_ratio",
+    "no_latency_bound": "target.no_latency_bound",
+    "latency_percentile": "target.latency_percentile",
+    "max_power_w": "target.max_power_w",
+    "objective": "target.objective",
+    "min_gain": "target.min_gain",
+    "budget": "job.budget",
+    "sampler": "job.sampler",
+    "max_duration_s": "job.max_duration_s",
+    "clocks": "grid.clocks",
+    "workload": "workload.default",
+}
+
+
+def _board_options(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_argument_group("which board")
+    which = where.add_mutually_exclusive_group()
+    which.add_argument("--virtual", metavar="BOARD", help="a virtual board, e.g. agx-orin-64gb; needs no root")
+    which.add_argument(
+        "--table", metavar="GRID.csv", type=Path, help="a board made of recorded measurements; needs no root"
+    )
+    where.add_argument(
+        "--base-mode",
+        metavar="NAME",
+        help="the nvpmodel mode by name; a real board must be in it, a virtual one is booted in it",
+    )
+    where.add_argument(
+        "--state-dir", metavar="DIR", type=Path, help="where jouled keeps its state (and the virtual board)"
+    )
+    where.add_argument("--config", metavar="FILE", type=Path, help="default /etc/jouled/config.toml")
+
+
+def _output_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def _tune(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "tune",
+        help="find the power mode with the least energy per inference within the bound, and apply it",
+        description="Measures power modes under load, decides, applies the winner. On every other way out the board "
+        "is left as it was found. One bound is required.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _board_options(parser)
+    virtual = parser.add_argument_group("the virtual board")
+    virtual.add_argument("--virtual-workload", metavar="NAME", help="default yolov8s-640")
+    virtual.add_argument("--virtual-seed", metavar="N", type=int, help="another specimen of the board (default 0)")
+    target = parser.add_argument_group("the target")
+    bound = target.add_mutually_exclusive_group()
+    bound.add_argument("--latency-bound-s", metavar="S", type=float, help="seconds, e.g. 0.033")
+    bound.add_argument("--latency-bound-ratio", metavar="R", type=float, help="x the base mode's latency, e.g. 1.2")
+    bound.add_argument("--no-latency-bound", action="store_true", default=None, help="energy alone counts")
+    target.add_argument("--latency-percentile", metavar="P", type=float, help="default 95")
+    target.add_argument("--max-power-w", metavar="W", type=float, help="mean of the total rail")
+    target.add_argument("--objective", choices=("energy", "energy_delay", "throughput"))
+    target.add_argument("--min-gain", metavar="G", type=float, help="smallest saving worth a change (default 0.02)")
+    job = parser.add_argument_group("the job")
+    job.add_argument("--workload", metavar="KEY", help="a name of [workloads] in the configuration")
+    job.add_argument("--rate-hz", metavar="HZ", type=float, help="requests a second, e.g. a camera's 30")
+    job.add_argument("--budget", metavar="N", type=int, help="windows before the finals (default 15)")
+    job.add_argument("--sampler", choices=("descent", "tpe", "random", "grid"))
+    job.add_argument("--grid", metavar="ExGxC", help="points of EMC x GPU x CPU, e.g. 3x8x4; or full")
+    job.add_argument("--clocks", choices=("capped", "locked", "both"))
+    job.add_argument("--seed", metavar="N", type=int, help="seed of everything random in the job")
+    job.add_argument("--max-duration-s", metavar="S", type=float)
+    job.add_argument("--fail-on-no-gain", action="store_true", help="exit 4 where nothing better was found")
+    job.add_argument("--dry-run", action="store_true", help="say what would be done and how long it takes")
+    _output_options(parser)
+    parser.add_argument("--json-lines", action="store_true", help="the job's events, one JSON object a line")
+
+
+def _plain(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    _board_options(parser)
+    _output_options(parser)
+    return parser
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="jouled",
+        description="Finds and keeps the power mode in which a Jetson spends the least energy per inference "
+        "within a latency bound.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"jouled {__version__}")
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="-v decisions, -vv each write of a knob")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    _tune(verbs)
+    _plain(verbs, "modes", "the power modes that a job may choose from, and what is known of each")
+    _plain(verbs, "verify", "compare the board with what should be in force; exit 5 where a knob differs")
+    _plain(verbs, "restore", "finish what a crash left: put every knob back as it was found")
+    forget = _plain(verbs, "forget", "let a quarantined power mode be tried again")
+    forget.add_argument("mode", metavar="MODE", help="as `jouled modes` prints it")
+    check = verbs.add_parser("check-config", help="check the configuration file and print what is in force")
+    check.add_argument("--config", metavar="FILE", type=Path, help="default /etc/jouled/config.toml")
+    check.add_argument("--print", action="store_true", dest="show", help="each value and where it came from")
+    _output_options(check)
+    virtual = verbs.add_parser("virtual", help="do to a virtual board what happens to a real one")
+    actions = virtual.add_subparsers(dest="action", metavar="ACTION", required=True)
+    reboot = actions.add_parser("reboot", help="boot it again through NVIDIA's stock path")
+    _board_options(reboot)
+    _output_options(reboot)
+    return parser

@@ -1,0 +1,174 @@
+"""What a person reads: units, modes, the ending table of a job."""
+
+from __future__ import annotations
+
+from jouled.job.result import JobResult, Side
+from jouletune.space import Candidate, PowerMode
+
+_SCALES = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"))
+
+
+def quantity(value: float, unit: str, digits: int = 3) -> str:
+    """`value` of an SI unit with three digits: 0.0184 s is 18.4 ms."""
+    scale, prefix = next(((s, p) for s, p in _SCALES if abs(value) >= s), (1.0, "") if value == 0 else _SCALES[-1])
+    scaled = value / scale
+    places = max(0, digits - len(str(int(abs(scaled)))))
+    return f"{scaled:.{places}f} {prefix}{unit}"
+
+
+def megahertz(value_hz: int | None) -> str:
+    """A clock as the tables print it; a dash for an axis that is fixed."""
+    if value_hz is None:
+        return "-"
+    return f"{value_hz / 1e6:.1f}".removesuffix(".0")
+
+
+def mode_text(mode: PowerMode) -> str:
+    """A power mode on one line; axes that are fixed are left out."""
+    parts = [] if mode.cores is None else [f"{mode.cores} cores"]
+    named = (("CPU", mode.cpu_hz), ("GPU", mode.gpu_hz), ("EMC", mode.emc_hz))
+    clocks = [f"{name} {megahertz(value)}" for name, value in named if value is not None]
+    return ", ".join([*parts, *clocks]) + (" MHz" if clocks else "")
+
+
+def candidate_text(candidate: Candidate) -> str:
+    """A power mode and, where it is not the plain one, its variant."""
+    variant = candidate.variant
+    extra = [f"engine {variant.engine}"] if variant.engine else []
+    extra += [f"batch {variant.batch}"] if variant.batch != 1 else []
+    extra += [f"{variant.instances} instances"] if variant.instances != 1 else []
+    return ", ".join([mode_text(candidate.mode), *extra])
+
+
+def percent(ratio: float) -> str:
+    """A ratio as a percentage with one place."""
+    return f"{100 * ratio:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """Minutes where there are some."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _half_width(side: Side) -> str:
+    low, high = side.energy_interval_j
+    return f"± {100 * (high - low) / 2 / side.energy_j:.1f} %" if side.energy_j > 0 else ""
+
+
+def _column(side: Side, result: JobResult) -> list[str]:
+    mode = side.candidate.mode
+    bound = result.latency_bound_s
+    variant = side.candidate.variant
+    return [
+        "-" if mode.cores is None else f"{mode.cores}",
+        megahertz(mode.cpu_hz),
+        megahertz(mode.gpu_hz),
+        megahertz(mode.emc_hz),
+        side.policy,
+        f"{variant.batch}",
+        f"{quantity(side.energy_j, 'J')} {_half_width(side)}",
+        f"{side.power_w:.1f} W",
+        quantity(side.latency_s, "s"),
+        quantity(side.latency_upper_s, "s") + (" <=" if bound is not None and side.latency_upper_s <= bound else ""),
+        "none" if bound is None else quantity(bound, "s"),
+        f"{side.throughput_hz:.1f} /s",
+    ]
+
+
+def _labels(result: JobResult) -> list[str]:
+    percentile = f"p{result.latency_percentile:g}" if result.latency_percentile else "percentile"
+    return [
+        "cores online",
+        "CPU cap, MHz",
+        "GPU cap, MHz",
+        "EMC cap, MHz",
+        "clocks",
+        "batch",
+        f"energy per {result.inference_name}",
+        "power at this load",
+        f"latency {percentile}",
+        "  at most (95 %)",
+        "  bound",
+        f"{result.inference_name}s",
+    ]
+
+
+def _sides(result: JobResult) -> list[tuple[str, Side]]:
+    named = [(f"before ({result.base_mode})", result.reference)]
+    if result.incumbent is not None and result.incumbent != result.reference:
+        named.append(("in force until now", result.incumbent))
+    if result.outcome == "tuned":
+        named.append(("in force now", result.winner))
+    elif result.best_seen is not None and result.best_seen != result.reference:
+        named.append(("best seen, not applied", result.best_seen))
+    return [(name, side) for name, side in named if side is not None]
+
+
+def _table(result: JobResult) -> list[str]:
+    sides = _sides(result)
+    if not sides:
+        return []
+    rows = [["", *(name for name, _ in sides)]]
+    columns = [_column(side, result) for _, side in sides]
+    rows += [[label, *cells] for label, *cells in zip(_labels(result), *columns, strict=True)]
+    wanted = [
+        row for row in rows if row[0] in ("", "cores online") or len(set(row[1:])) > 1 or row[0] not in ("batch",)
+    ]
+    widths = [max(len(row[i]) for row in wanted) for i in range(len(rows[0]))]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in wanted
+    ]
+
+
+def _headline(result: JobResult) -> str:
+    if result.outcome == "tuned" and result.saving_ratio is not None and result.saving_interval is not None:
+        low, high = result.saving_interval
+        less = "less" if result.saving_ratio >= 0 else "more"
+        return (
+            f"tuned: {percent(abs(result.saving_ratio))} {less} energy per {result.inference_name} than before "
+            f"(95 %: {percent(low)} to {percent(high)})"
+        )
+    return f"{result.outcome}: {result.reason_text}"
+
+
+def _changes(result: JobResult) -> list[str]:
+    """What is other than before the job, a line each."""
+    before, after = result.incumbent, result.winner
+    if not result.applied or before is None or after is None:
+        return ["nothing: every knob is as it was found"]
+    old, new = before.candidate.mode, after.candidate.mode
+    clocks = ("cpu_hz", "gpu_hz", "emc_hz")
+    pairs = [(name[:3].upper(), getattr(old, name), getattr(new, name)) for name in clocks]
+    lines = [f"{name} cap {megahertz(a)} -> {megahertz(b)} MHz" for name, a, b in pairs if a != b]
+    if old.cores != new.cores:
+        lines.insert(0, f"cores online {old.cores} -> {new.cores}")
+    if before.policy != after.policy:
+        lines.append(f"clocks {before.policy} -> {after.policy}")
+    how = "nvpmodel with a private conf" if result.method == "nvpmodel" else "own writes"
+    return [", ".join(lines) or "nothing", f"by {how}; nothing of it outlives a reboot"]
+
+
+def _job_lines(result: JobResult) -> list[str]:
+    thrown = ", ".join(f"{count} {reason}" for reason, count in sorted(result.invalid.items()))
+    job = f"{result.measurements} windows on {result.trials} power modes of {result.grid_size or 0}, "
+    job += f"{duration(result.duration_s)}; the board was disturbed for {duration(result.disturbed_s)}"
+    lines = [
+        f"  rail      {result.rail or '-'}" + (f" ({result.rail_coverage})" if result.rail_coverage else ""),
+        f"  load      {result.workload or '-'}, {result.arrival or '-'}",
+        f"  job       {result.job}: {job}",
+    ]
+    if thrown:
+        lines.append(f"  invalid   {thrown}")
+    lines += [f"  changed   {change}" for change in _changes(result)]
+    return lines
+
+
+def ending(result: JobResult, *, undo: str) -> str:
+    """The last words of a job, as an operator reads them."""
+    lines = [_headline(result), "", *_table(result), "", *_job_lines(result)]
+    if result.applied:
+        lines.append(f"  undo      {undo}")
+    lines += [f"  warning   {text}" for text in result.warnings]
+    if result.hint:
+        lines.append(f"  to do     {result.hint}")
+    return "\n".join(lines)

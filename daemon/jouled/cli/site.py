@@ -1,0 +1,181 @@
+"""Where a command acts: this machine, a virtual board, or recorded measurements. Decided here, never asked again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jouled.cli.arguments import KEYS
+from jouled.config import CONFIG_PATH, Config, check_owner, load
+from jouled.errors import ConfigError, NotSupportedError, UsageError
+
+if TYPE_CHECKING:
+    from jouled.board.board import Board
+    from jouled.board.host import Host
+    from jouled.virtual.machine import VirtualMachine
+    from jouled.workload.runner import Arrival, Runner
+    from jouletune.space import Space
+
+TREE = "board"
+
+
+@dataclass(frozen=True)
+class Site:
+    """One board with its doors, its candidates and what can be run on it."""
+
+    host: Host
+    config: Config
+    workload: str
+    make_space: Callable[[Board], Space]
+    make_runner: Callable[[Arrival], Runner]
+    options: str = ""
+    total_rails: tuple[str, ...] = ()
+    machine: VirtualMachine | None = None
+
+    def close(self) -> None:
+        """Leave it; a virtual board keeps its state."""
+        if self.machine is not None:
+            self.machine.close()
+
+
+def state_home() -> Path:
+    """Where state lies that needs no root."""
+    base = os.environ.get("XDG_STATE_HOME") or ""
+    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "jouled"
+
+
+def overrides_of(arguments: argparse.Namespace) -> dict[str, object]:
+    """`table.key` → value for every option that was given."""
+    given = vars(arguments)
+    values: dict[str, object] = {key: given[name] for name, key in KEYS.items() if given.get(name) is not None}
+    if given.get("base_mode") is not None:
+        values["board.base_mode"] = given["base_mode"]
+    grid = given.get("grid")
+    if grid is not None:
+        is_size = grid == "full" or grid.isdigit()
+        values["grid.size" if is_size else "grid.shape"] = int(grid) if grid.isdigit() else grid
+    return values
+
+
+def read_config(arguments: argparse.Namespace, *, is_real: bool) -> Config:
+    """The configuration: the file named or, on the machine itself, the one that lies there. Raises ConfigError."""
+    path: Path | None = arguments.config
+    if path is None and is_real and CONFIG_PATH.exists():
+        path = CONFIG_PATH
+    if path is not None and is_real and os.geteuid() == 0:
+        check_owner(path)
+    return load(path, overrides_of(arguments))
+
+
+def open_site(arguments: argparse.Namespace) -> Site:
+    """The board that the options name. Raises UsageError, ConfigError."""
+    if arguments.virtual is not None:
+        return _virtual(arguments)
+    if arguments.table is not None:
+        return _recorded(arguments)
+    return _machine(arguments)
+
+
+def _quoted(arguments: argparse.Namespace, which: str) -> str:
+    options = which
+    if arguments.state_dir is not None:
+        options += f" --state-dir {arguments.state_dir}"
+    return options
+
+
+def _virtual(arguments: argparse.Namespace) -> Site:
+    from jouled.board.grid import board_space
+    from jouled.virtual.machine import VirtualMachine
+    from jouled.virtual.runner import VirtualRunner
+
+    config = read_config(arguments, is_real=False)
+    state_dir = arguments.state_dir or state_home() / str(arguments.virtual)
+    workload = getattr(arguments, "virtual_workload", None) or "yolov8s-640"
+    machine = VirtualMachine(
+        state_dir / TREE,
+        board=arguments.virtual,
+        base_mode=arguments.base_mode,
+        workload=workload,
+        seed=getattr(arguments, "virtual_seed", None) or 0,
+        on_reset="exit",
+    )
+    return Site(
+        host=machine.host(state_dir),
+        config=config,
+        workload=f"virtual:{workload}",
+        make_space=lambda board: board_space(board, config.grid),
+        make_runner=lambda arrival: VirtualRunner(machine, arrival),
+        options=_quoted(arguments, f"--virtual {arguments.virtual}"),
+        machine=machine,
+    )
+
+
+def _recorded(arguments: argparse.Namespace) -> Site:
+    from jouled.virtual.recorded import RecordedMachine
+
+    if arguments.base_mode is not None:
+        raise UsageError("--base-mode: a recorded board has one mode only", hint="leave --base-mode out")
+    config = read_config(arguments, is_real=False)
+    state_dir = arguments.state_dir or state_home() / f"recorded-{arguments.table.stem}"
+    machine = RecordedMachine(state_dir / TREE, arguments.table, seed=getattr(arguments, "seed", None) or 0)
+    return Site(
+        host=machine.host(state_dir),
+        config=config,
+        workload=machine.rail,
+        make_space=lambda board: machine.space,
+        make_runner=machine.runner,
+        options=_quoted(arguments, f"--table {arguments.table}"),
+        total_rails=(machine.rail,),
+        machine=machine,
+    )
+
+
+def _machine(arguments: argparse.Namespace) -> Site:
+    from jouled.board.clock import SystemClock
+    from jouled.board.grid import board_space
+    from jouled.board.host import Host
+    from jouled.board.process import Processes
+    from jouled.board.sysfs import Sysfs
+
+    config = read_config(arguments, is_real=True)
+    host = Host(
+        sysfs=Sysfs(),
+        processes=Processes(),
+        clock=SystemClock(),
+        state_dir=arguments.state_dir or Path(config.store.state_dir),
+        privileged=os.geteuid() == 0,
+    )
+    return Site(
+        host=host,
+        config=config,
+        workload=config.workload.default,
+        make_space=lambda board: board_space(board, config.grid),
+        make_runner=_no_runner,
+    )
+
+
+def _no_runner(_: Arrival) -> Any:
+    raise NotSupportedError(
+        "this version runs workloads on virtual and recorded boards only; tensorrt, trtexec and command come next",
+        hint="try it: jouled tune --virtual agx-orin-64gb --latency-bound-ratio 1.2",
+    )
+
+
+def arrival_of(arguments: argparse.Namespace, config: Config) -> Arrival:
+    """How requests come: the option, the configuration's workload, else back to back. Raises ConfigError."""
+    from jouled.workload.runner import Arrival
+
+    if arguments.rate_hz is not None:
+        if not 0.0 < arguments.rate_hz <= 100_000.0:
+            raise UsageError(f"--rate-hz: wanted requests a second above 0, got {arguments.rate_hz:g}")
+        return Arrival("rate", arguments.rate_hz)
+    chosen = config.chosen()
+    if chosen is None or chosen.arrival == "back_to_back":
+        return Arrival()
+    if chosen.arrival == "trace":
+        raise ConfigError("arrival: this version knows rate and back_to_back, got trace", hint="leave trace out")
+    return Arrival("rate", chosen.rate_hz)

@@ -1,0 +1,231 @@
+"""The verbs that look at a board or put it back: modes, verify, restore, forget, virtual reboot."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from jouled.board.applied import Applied, read_applied
+from jouled.board.apply import Actuator, ClocksPolicy, Method
+from jouled.board.board import Board, discover, fingerprint
+from jouled.board.knobs import Knobs, read_knobs
+from jouled.board.lock import read_holder
+from jouled.board.modename import mode_name, parse_mode_name
+from jouled.board.pending import Quarantine, read_quarantine
+from jouled.board.pending import forget as forget_mode
+from jouled.board.restore import Found
+from jouled.board.restore import restore as restore_board
+from jouled.board.snapshot import boot_id, read_origin, read_snapshot
+from jouled.cli.output import mode_text, quantity
+from jouled.cli.site import Site, open_site
+from jouled.errors import NotPermittedError, UsageError
+from jouled.ledger import Ledger
+from jouletune.space import Candidate, PowerMode
+
+
+def _discover(site: Site) -> Board:
+    return discover(site.host, site.config.board.base_mode)
+
+
+def _winner(site: Site) -> Applied | None:
+    applied = read_applied(site.host.state_dir)
+    return applied if applied is not None and applied.boot_id == boot_id(site.host.sysfs) else None
+
+
+# --- modes --------------------------------------------------------------------------------------------------
+
+
+def modes(arguments: argparse.Namespace) -> int:
+    """Print the grid with what is known of each mode."""
+    site = open_site(arguments)
+    try:
+        board = _discover(site)
+        space = site.make_space(board)
+        quarantine = read_quarantine(site.host.state_dir)
+        marks = fingerprint(board, site.config.board.external_w)
+        rows = [_row(one, i == space.reference, site, quarantine, marks) for i, one in enumerate(space.candidates)]
+        _add_measured(rows, site)
+    finally:
+        site.close()
+    if arguments.json:
+        named = {"board": board.file.name, "base_mode": board.base_mode.name}
+        print(json.dumps({"schema": 1, **named, "grid_size": len(rows), "modes": rows}))
+        return 0
+    shape = " x ".join(f"{len(axis.values)} {axis.name}" for axis in space.axes)
+    print(f"{board.file.name} in {board.base_mode.name}: {len(rows)} power modes ({shape})")
+    for row in rows:
+        measured = row["measured"]
+        numbers = "" if measured is None else f"{quantity(measured['energy_j'], 'J')}, {measured['power_w']:.1f} W"
+        print(f"  {row['name']:26} {numbers:18} {', '.join(row['state'])}".rstrip())
+    return 0
+
+
+def _row(
+    candidate: Candidate, is_reference: bool, site: Site, quarantine: Quarantine, marks: Mapping[str, str]
+) -> dict[str, Any]:
+    winner = _winner(site)
+    standing = quarantine.standing(candidate.mode, marks)
+    states = {
+        "reference": is_reference,
+        "in force": (winner.candidate == candidate) if winner is not None else is_reference,
+        standing.value if standing is not None else "": standing is not None,
+    }
+    return {
+        "name": mode_name(candidate.mode),
+        "mode": asdict(candidate.mode),
+        "variant": asdict(candidate.variant),
+        "state": [name for name, holds in states.items() if holds],
+        "measured": None,
+    }
+
+
+def _add_measured(rows: list[dict[str, Any]], site: Site) -> None:
+    """The last valid measurement of each, from the ledger."""
+    last: dict[str, dict[str, Any]] = {}
+    for event in Ledger(site.host.state_dir).read().events:
+        trial = event.get("trial")
+        if event.get("event") == "trial" and trial and trial["measurement"] and trial["invalid"] is None:
+            last[json.dumps(trial["candidate"], sort_keys=True)] = trial["measurement"]
+    for row in rows:
+        window = last.get(json.dumps({"mode": row["mode"], "variant": row["variant"]}, sort_keys=True))
+        if window is not None:
+            row["measured"] = {name: window[name] for name in ("energy_j", "power_w", "latency_s", "throughput_hz")}
+
+
+# --- verify -------------------------------------------------------------------------------------------------
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Compare every knob with what should be in force; 5 where one is wrong."""
+    site = open_site(arguments)
+    try:
+        found = _verify(site)
+    finally:
+        site.close()
+    wrong = found["mismatches"]
+    if arguments.json:
+        print(json.dumps({"schema": 1, **found, "mode": found["name"]}))
+        return 5 if wrong else 0
+    print(f"{'wrong' if wrong else 'ok'}: {found['what']} should be in force: {found['text']}")
+    for sentence in wrong:
+        print(f"  wrong    {sentence}")
+    if found["unknown"]:
+        print(f"  unknown  {len(found['unknown'])} knobs that only root may read (sudo jouled verify tells)")
+    if wrong:
+        print(f"  to do    {found['to_do']}")
+    return 5 if wrong else 0
+
+
+def _verify(site: Site) -> dict[str, Any]:
+    host = site.host
+    board = _discover(site)
+    winner = _winner(site)
+    mode, policy, home = _wanted(site, board, winner)
+    comparison = Actuator(host, board, home, Method.SYSFS).compare(mode, policy)
+    mismatches = list(comparison.mismatches)
+    to_do = "jouled tune again, or reboot: the board then comes back in its operator's mode"
+    snapshot = read_snapshot(host.state_dir)
+    if snapshot is not None:
+        holder = read_holder(host)
+        if holder is not None:
+            mismatches.append(f"a job holds the board (pid {holder[0]}, jouled {holder[1]}): its modes are in force")
+            to_do = "wait for it to end"
+        else:
+            mismatches.append(f"job {snapshot.job} was interrupted and has left a snapshot")
+            to_do = f"jouled restore {site.options}".rstrip()
+    return {
+        "board": board.file.name,
+        "base_mode": board.base_mode.name,
+        "what": "the reference" if winner is None else "the winner",
+        "name": mode_name(mode),
+        "text": f"{mode_text(mode)}, {policy.value}",
+        "policy": policy.value,
+        "mismatches": mismatches,
+        "unknown": list(comparison.unknown),
+        "to_do": to_do,
+    }
+
+
+def _wanted(site: Site, board: Board, winner: Applied | None) -> tuple[PowerMode, ClocksPolicy, Knobs]:
+    """What should be in force, and what rest means (minima, idle states): as found before jouled's first write."""
+    if winner is not None:
+        return winner.candidate.mode, ClocksPolicy(winner.policy), winner.home
+    origin = read_origin(site.host.state_dir)
+    is_same = origin is not None and origin.base_mode == board.base_mode.name
+    home = origin.knobs if origin is not None and is_same else read_knobs(site.host.sysfs, board.domains)
+    return board.reference, ClocksPolicy.CAPPED, home
+
+
+# --- putting back -------------------------------------------------------------------------------------------
+
+
+def _require_root(site: Site, verb: str) -> None:
+    if not site.host.privileged:
+        raise NotPermittedError(f"{verb} writes to the board and needs root", hint=f"sudo jouled {verb}")
+
+
+def restore(arguments: argparse.Namespace) -> int:
+    """Finish what a crash left."""
+    site = open_site(arguments)
+    try:
+        _require_root(site, "restore")
+        report = restore_board(site.host)
+    finally:
+        site.close()
+    if arguments.json:
+        aside = None if report.set_aside is None else str(report.set_aside)
+        print(json.dumps({"schema": 1, **asdict(report), "found": report.found.value, "set_aside": aside}))
+        return 0
+    print(_restored_text(report.found, report.job, len(report.changed)))
+    for sentence in report.changed:
+        print(f"  was      {sentence}")
+    for sentence in report.warnings:
+        print(f"  warning  {sentence}")
+    return 0
+
+
+def _restored_text(found: Found, job: str | None, changed: int) -> str:
+    if found is Found.NOTHING:
+        return "nothing to restore: no job has left anything behind"
+    if found is Found.OTHER_BOOT:
+        return (
+            f"job {job} was interrupted before the last boot, which has put the knobs back; its snapshot is set aside"
+        )
+    return f"job {job} was interrupted: {changed} knobs put back, every knob is as it was found"
+
+
+def forget(arguments: argparse.Namespace) -> int:
+    """Lift a quarantine."""
+    site = open_site(arguments)
+    try:
+        _require_root(site, "forget")
+        mode = parse_mode_name(arguments.mode)
+        was_held = forget_mode(site.host, mode)
+    finally:
+        site.close()
+    if arguments.json:
+        print(json.dumps({"schema": 1, "mode": mode_name(mode), "forgotten": was_held}))
+        return 0
+    print(f"{mode_name(mode)} may be tried again" if was_held else f"nothing was held against {mode_name(mode)}")
+    return 0
+
+
+def reboot(arguments: argparse.Namespace) -> int:
+    """Boot a virtual board again, as a reboot of a real one would."""
+    if arguments.virtual is None and arguments.table is None:
+        raise UsageError("virtual reboot: wanted --virtual BOARD or --table GRID.csv", hint="a real board: sudo reboot")
+    site = open_site(arguments)
+    assert site.machine is not None
+    try:
+        site.machine.reboot()
+        board = _discover(site)
+    finally:
+        site.close()
+    if arguments.json:
+        print(json.dumps({"schema": 1, "board": board.file.name, "base_mode": board.base_mode.name}))
+    else:
+        print(f"{board.file.name} has booted, in {board.base_mode.name}: {mode_text(board.reference)}")
+    return 0

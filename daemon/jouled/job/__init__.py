@@ -1,0 +1,1 @@
+"""One tuning run: measure, search, decide, apply, and put the board back on every other way out."""

@@ -1,0 +1,370 @@
+"""A whole job: hold the board, finish what a crash left, snapshot, tune, decide, apply; else put everything back."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from jouled.board.applied import Applied, delete_applied, write_applied
+from jouled.board.apply import Actuator, ClocksPolicy, probe_method
+from jouled.board.host import Host
+from jouled.board.lock import hold_board
+from jouled.board.pending import Why, clear_pending, note_apply, note_boot
+from jouled.board.restore import Found, restore_held, start_units
+from jouled.board.snapshot import (
+    ChildLog,
+    Origin,
+    Snapshot,
+    boot_id,
+    delete_snapshot,
+    write_origin_once,
+    write_snapshot,
+)
+from jouled.errors import (
+    ApplyError,
+    BoardError,
+    BusyError,
+    JouledError,
+    NotPermittedError,
+    NotSupportedError,
+    ToolAbsentError,
+    WorkloadError,
+)
+from jouled.job.blocks import Arm
+from jouled.job.cancel import Cancellation, Cancelled
+from jouled.job.events import Event, Events, Sink, finite
+from jouled.job.ground import Ground, check_gpu_is_free, check_switches, survey
+from jouled.job.measuring import Measurer, Taken
+from jouled.job.request import Request
+from jouled.job.result import JobResult
+from jouled.job.summary import (
+    announcement,
+    describe_ground,
+    describe_request,
+    fill_counts,
+    fill_reference,
+    fill_sides,
+)
+from jouled.job.trials import Trials
+from jouled.job.tuning import Finding, Stopped, Tuning
+from jouled.job.units import running_units, stop_units
+from jouled.ledger import Ledger
+from jouled.study import open_storage, rebuild_study
+from jouled.workload.runner import Runner
+from jouletune.decision import Decision, Outcome, ReasonCode, stopped
+from jouletune.search import Search
+from jouletune.space import PowerMode
+from jouletune.trial import Trial
+
+log = logging.getLogger(__name__)
+
+
+def run_job(
+    host: Host,
+    request: Request,
+    runner: Runner,
+    *,
+    cancellation: Cancellation,
+    sinks: tuple[Sink, ...] = (),
+) -> JobResult:
+    """Tune. Whatever happens, the board ends in a verified winner or as it was found.
+
+    Raises ConfigError, NotPermittedError, StateError and RestoreError; every other ending is an outcome.
+    """
+    request.check()
+    if not host.privileged:
+        raise NotPermittedError("tuning writes power modes and needs root", hint="sudo jouled tune …")
+    return Job(host, request, runner, cancellation, sinks).run()
+
+
+class Job:
+    """One job while it runs."""
+
+    def __init__(
+        self, host: Host, request: Request, runner: Runner, cancellation: Cancellation, sinks: tuple[Sink, ...]
+    ) -> None:
+        self._host = host
+        self._request = request
+        self._config = request.config
+        self._runner = runner
+        self._cancellation = cancellation
+        self._id = uuid.uuid4().hex[:12]
+        self._began_s = host.clock.monotonic_s()
+        self._ledger = Ledger(host.state_dir)
+        self._events = Events(host.clock, self._id, [self._keep, *sinks])
+        self._trials: Trials | None = None
+        self._units: tuple[str, ...] = ()
+        self.result = JobResult(job=self._id)
+
+    def run(self) -> JobResult:
+        """The job from the lock to the end."""
+        describe_request(self.result, self._request, self._runner.arrival)
+        try:
+            with hold_board(self._host, verb="tune"):
+                self._held()
+        except BusyError as error:  # the ledger is the holder's: nothing is written there
+            self.result.outcome, self.result.hint = Outcome.BOARD_BUSY.value, error.hint
+            self.result.reason_code, self.result.reason_text = ReasonCode.LOCK_HELD.value, str(error)
+        return self.result
+
+    def _held(self) -> None:
+        """All that happens while the board is ours; expected failures become outcomes."""
+        check_switches(self._host.sysfs)
+        self._mend()
+        try:
+            ground = survey(self._host, self._request)
+            describe_ground(self.result, ground)
+            for warning in ground.board.warnings:
+                self._warn(warning)
+            if self._request.dry_run:
+                self.result.plan = announcement(self._request, ground, self._host.clock.wall_s())
+                return
+            with self._snapshot(ground):
+                self._tune(ground)
+        except Cancelled as cancelled:
+            self.result.signal_number = cancelled.signal_number
+            self._settle(stopped(Outcome.CANCELLED, ReasonCode(cancelled.code), str(cancelled)))
+        except Stopped as end:
+            self._settle(end.decision)
+        except NotSupportedError as error:
+            self._conclude(Outcome.NOT_SUPPORTED, None, error)
+        except BusyError as error:
+            self._conclude(Outcome.BOARD_BUSY, ReasonCode.GPU_BUSY, error)
+        except WorkloadError as error:
+            self._conclude(Outcome.WORKLOAD_FAILED, ReasonCode.WORKLOAD_DIED, error)
+        except ToolAbsentError as error:
+            self._conclude(Outcome.BOARD_FAULT, ReasonCode.TOOL_ABSENT, error)
+        except ApplyError as error:
+            self._conclude(Outcome.BOARD_FAULT, ReasonCode(error.code), error)
+        except BoardError as error:
+            self._conclude(Outcome.BOARD_FAULT, None, error)
+        finally:
+            self.result.duration_s = self._elapsed_s()
+        self._finish()
+
+    def _elapsed_s(self) -> float:
+        return self._host.clock.monotonic_s() - self._began_s
+
+    # --- before -----------------------------------------------------------------------------------------
+
+    def _mend(self) -> None:
+        """Finish what a crash left, judge what the last boot left."""
+        for sentence in self._ledger.mend():
+            self._warn(sentence)
+        report = restore_held(self._host)
+        if report.found is not Found.NOTHING:
+            self._warn(f"job {report.job} was interrupted; {len(report.changed)} knobs were put back first")
+        note = note_boot(self._host)
+        if note.text:
+            self._warn(note.text)
+
+    @contextmanager
+    def _snapshot(self, ground: Ground) -> Iterator[None]:
+        """From here on knobs may be written; on the way out the board is a verified winner's or as found."""
+        host, now_s = self._host, self._host.clock.wall_s()
+        base_mode = ground.board.base_mode.name
+        write_origin_once(host.state_dir, Origin(ground.board.conf_sha256, base_mode, ground.found, now_s))
+        units = running_units(host.processes, self._config.job.stop_units)
+        snapshot = Snapshot(
+            boot_id=boot_id(host.sysfs),
+            job=self._id,
+            mark=self._id,
+            base_mode=base_mode,
+            knobs=ground.found,
+            wall_s=now_s,
+            applied=ground.applied,
+            stopped_units=units,
+        )
+        write_snapshot(host.state_dir, snapshot)
+        host.processes.mark = self._id
+        host.processes.on_start = ChildLog(host.state_dir)
+        try:
+            stop_units(host.processes, units)
+            self._units = units
+            yield
+        finally:
+            host.processes.on_start = None
+            self._runner.close()
+            if not self.result.applied:
+                self._put_back()
+
+    def _put_back(self) -> None:
+        report = restore_held(self._host)
+        self._events.emit("restored", changed=len(report.changed), started_units=report.started_units)
+        for warning in report.warnings:
+            self._warn(warning)
+
+    # --- the course -------------------------------------------------------------------------------------
+
+    def _tune(self, ground: Ground) -> None:
+        host, board = self._host, ground.board
+        self._events.emit("job_started", **announcement(self._request, ground, host.clock.wall_s()))
+        check_gpu_is_free(host, board, self._cancellation)
+        loaded = self._runner.load(ground.space.candidates[ground.space.reference].variant)
+        self.result.inference_name = loaded.inference_name
+        self.result.versions |= dict(loaded.versions)
+        method, why = probe_method(host, board, ground.home, self._config.board.method)
+        self.result.method = method.value
+        if why:
+            self._warn(f"jouled writes the caps itself, since nvpmodel cannot be used: {why}")
+        actuator = Actuator(host, board, ground.home, method)
+        trials = self._make_trials(ground, actuator)
+        self._trials = trials
+        with open_storage(host.state_dir) as storage:
+
+            def make_search(bound_s: float | None) -> Search:
+                return rebuild_study(
+                    storage,
+                    f"job-{self._id}",
+                    lambda store, name: Search(
+                        ground.space,
+                        sampler=self._config.job.sampler,
+                        bound_s=bound_s,
+                        seed=self._request.seed,
+                        incumbent=None if ground.applied is None else ground.incumbent.index,
+                        storage=store,
+                        study_name=name,
+                    ),
+                    (),
+                )
+
+            tuning = Tuning(
+                self._request,
+                ground.space,
+                trials,
+                ground.incumbent,
+                rate_hz=self._runner.arrival.rate_hz,
+                events=self._events,
+                elapsed_s=self._elapsed_s,
+                make_search=make_search,
+            )
+            try:
+                finding = tuning.run()
+            except Stopped:
+                fill_reference(self.result, trials, ground.space.reference)
+                raise
+        fill_sides(self.result, trials, ground.space.reference, finding)
+        self._settle(finding.decision)
+        self._enforce(ground, finding, actuator)
+
+    def _make_trials(self, ground: Ground, actuator: Actuator) -> Trials:
+        measurer = Measurer(
+            self._host,
+            ground.board.domains,
+            ground.meter,
+            self._runner,
+            self._request.settings(),
+            cancellation=self._cancellation,
+            progress=self._progress,
+        )
+        return Trials(
+            self._host,
+            ground.space,
+            actuator,
+            measurer,
+            self._runner,
+            percentile=self._config.target.latency_percentile,
+            fingerprint=ground.fingerprint,
+            record=self._record,
+            on_applied=lambda index, policy: self._events.emit("mode_applied", index=index, policy=policy.value),
+        )
+
+    def _record(self, trial: Trial, taken: Taken | None) -> None:
+        seen: dict[str, object] = {} if taken is None else {"temperature_c": taken.temperature_c}
+        self._events.emit("trial", trial=trial.to_dict(), **seen)
+
+    def _progress(self, phase: str, now_s: float, duration_s: float) -> None:
+        self._events.emit("progress", phase=phase, elapsed_s=now_s - self._began_s, stretch_s=duration_s)
+
+    # --- the end ----------------------------------------------------------------------------------------
+
+    def _enforce(self, ground: Ground, finding: Finding, actuator: Actuator) -> None:
+        """Put the decision in force; the snapshot goes when it is verified and written down."""
+        decision = finding.decision
+        if decision.winner is not None:
+            self._apply_winner(ground, finding, finding.arms[decision.winner], actuator)
+        elif decision.use_reference:
+            self._apply_reference(ground, actuator)
+
+    def _apply_winner(self, ground: Ground, finding: Finding, arm: Arm, actuator: Actuator) -> None:
+        host = self._host
+        if arm.index == ground.space.reference and arm.policy is ClocksPolicy.CAPPED:
+            self._apply_reference(ground, actuator)
+            return
+        candidate = ground.space.candidates[arm.index]
+        self._events.emit("phase", phase="apply")
+        note_apply(host, candidate.mode, why=Why.WINNER, fingerprint=ground.fingerprint)
+        actuator.apply(candidate.mode, arm.policy)
+        self._events.emit("mode_applied", index=arm.index, policy=arm.policy.value)
+        applied = Applied(
+            candidate=candidate,
+            policy=arm.policy.value,
+            fingerprint=ground.fingerprint,
+            workload=self._request.workload,
+            latency_bound_s=finding.bound_s,
+            latency_percentile=self._config.target.latency_percentile,
+            decision_id=self._id,
+            wall_s=host.clock.wall_s(),
+            boot_id=boot_id(host.sysfs),
+            home=ground.home,
+        )
+        write_applied(host.state_dir, applied)
+        self._commit(actuator, candidate.mode, arm.policy)
+
+    def _apply_reference(self, ground: Ground, actuator: Actuator) -> None:
+        self._events.emit("phase", phase="apply")
+        actuator.apply(ground.board.reference, ClocksPolicy.CAPPED)
+        delete_applied(self._host.state_dir)
+        self._commit(actuator, ground.board.reference, ClocksPolicy.CAPPED)
+
+    def _commit(self, actuator: Actuator, mode: PowerMode, policy: ClocksPolicy) -> None:
+        """What is in force is written down; the units run again, and have changed nothing; the snapshot goes."""
+        self._runner.close()
+        _, warnings = start_units(self._host, self._units)
+        mismatches = actuator.verify(mode, policy) if self._units else ()
+        if mismatches:
+            names = ", ".join(self._units)
+            raise ApplyError(
+                f"{names} changed the power mode when started again: {mismatches[0]}", mismatches=mismatches
+            )
+        delete_snapshot(self._host.state_dir)
+        clear_pending(self._host)
+        self.result.applied = True
+        for warning in warnings:
+            self._warn(warning)
+
+    # --- the result -------------------------------------------------------------------------------------
+
+    def _settle(self, decision: Decision) -> None:
+        """The decision is known: say it and keep it, before anything is done about it."""
+        self.result.outcome = decision.outcome.value
+        self.result.reason_code = None if decision.code is None else decision.code.value
+        self.result.reason_text = decision.text
+        self._events.emit(
+            "decision",
+            outcome=decision.outcome.value,
+            reason={"code": self.result.reason_code, "text": decision.text},
+            saving_ratio=decision.saving_ratio,
+            saving_interval=decision.saving_interval,
+        )
+
+    def _conclude(self, outcome: Outcome, code: ReasonCode | None, error: JouledError) -> None:
+        log.error("%s", error)
+        self.result.hint = error.hint
+        self._settle(stopped(outcome, code, str(error)))
+
+    def _finish(self) -> None:
+        if self._trials is not None:
+            fill_counts(self.result, self._trials.account)
+        self._events.emit("finished", result=self.result.as_json())
+
+    def _warn(self, text: str) -> None:
+        self.result.warnings.append(text)
+        self._events.warn(text)
+
+    def _keep(self, event: Event) -> None:
+        """The ledger's sink; progress is for those who watch."""
+        if event["event"] != "progress":
+            self._ledger.append(finite(event))

@@ -1,0 +1,328 @@
+"""One measurement on a board that is in its power mode already: settle, pilot, window, and what was seen beside it.
+
+    load on ──settle──┬──pilot 10 s──┬──window, its length fixed by the pilot──┬─0.5 s─┬──2 s──
+                      sampler on     each second: completions, clocks, heat     sampler │ counters
+                                                                                off, load off
+The load runs half an averaging time and more beyond both edges of the window, and over-current counters, which the
+kernel publishes every 2 s, are read 2.5 s after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from jouled.board.clocks import ClockReading, read_clocks
+from jouled.board.domains import Domains
+from jouled.board.host import Host
+from jouled.board.rails import Meter, Sampler
+from jouled.board.thermal import ThermalSensors, ThermalState, over_current_growth
+from jouled.job.cancel import Cancellation
+from jouled.workload.runner import Runner
+from jouletune.latency import Clustering, ExceedanceTest
+from jouletune.measurement import (
+    Completions,
+    Pilot,
+    PowerTrace,
+    pilot,
+    sensor_problem,
+    window_length_s,
+)
+from jouletune.space import PowerMode
+from jouletune.trial import ClockSamples, Evidence
+
+SETTLE_MOST_S = 60.0
+SETTLE_OVER_S = 10.0
+SETTLE_SLOPE_C = 0.5
+PILOT_S = 10.0
+LEAD_S = 1.0
+TRAIL_S = 0.5
+COUNTERS_S = 2.5
+_STEP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuringSettings:
+    """How long and how often (MEASUREMENT, "The window")."""
+
+    percentile: float = 95.0
+    settle_min_s: float = 10.0
+    window_min_s: float = 16.0
+    window_max_s: float = 60.0
+    error_target: float = 0.005
+    sample_rate_hz: float = 5.0
+    max_temp_c: float = 90.0
+    external_w: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What should hold while it is measured: the mode, whether its clocks are locked, and the user's bound."""
+
+    mode: PowerMode
+    locked: bool
+    bound_s: float | None
+    clustering: Clustering
+    window_s: float | None = None
+    more_settle_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one measurement saw.
+
+    `cut`: ended early as clearly infeasible. `alarm`: ended at once, since the board was in danger.
+    """
+
+    trace: PowerTrace | None
+    completions: Completions
+    start_s: float
+    end_s: float
+    settle_s: float
+    pilot: Pilot | None
+    evidence: Evidence
+    cut: bool = False
+    alarm: str = ""
+    temperature_c: float | None = None
+
+
+class Alarm(Exception):
+    """The board is in danger in this mode: leave it at once."""
+
+
+@dataclass
+class _Seen:
+    """Collected each second of one measurement."""
+
+    completions: list[Completions] = field(default_factory=list)
+    clocks: list[ClockReading] = field(default_factory=list)
+    throttling: dict[str, None] = field(default_factory=dict)
+    temperatures_c: list[tuple[float, float]] = field(default_factory=list)
+
+    def joined(self) -> Completions:
+        if not self.completions:
+            empty = np.empty(0)
+            return Completions(empty, empty, empty)
+        parts = self.completions
+        return Completions(
+            np.concatenate([part.arrival_s for part in parts]),
+            np.concatenate([part.start_s for part in parts]),
+            np.concatenate([part.end_s for part in parts]),
+            parts[0].batch,
+        )
+
+    def last_c(self) -> float | None:
+        return self.temperatures_c[-1][1] if self.temperatures_c else None
+
+    def is_steady(self) -> bool:
+        """Less than 0.5 °C over the last 10 s; a board without a readable zone counts as steady."""
+        if not self.temperatures_c:
+            return True
+        now_s, now_c = self.temperatures_c[-1]
+        before_s = now_s - SETTLE_OVER_S + _STEP_S + 1e-9
+        earlier_c = [value_c for t_s, value_c in self.temperatures_c if t_s <= before_s]
+        return bool(earlier_c) and abs(now_c - earlier_c[-1]) < SETTLE_SLOPE_C
+
+
+class Measurer:
+    """Takes measurements on one board with one meter and one runner."""
+
+    def __init__(
+        self,
+        host: Host,
+        domains: Domains,
+        meter: Meter,
+        runner: Runner,
+        settings: MeasuringSettings,
+        *,
+        cancellation: Cancellation,
+        progress: Callable[[str, float, float], None],
+    ) -> None:
+        self.host = host
+        self.domains = domains
+        self.meter = meter
+        self.runner = runner
+        self.settings = settings
+        self.cancellation = cancellation
+        self.progress = progress
+        self.thermal = ThermalSensors(host.sysfs)
+        self._before: tuple[PowerMode, PowerTrace] | None = None
+
+    def take(self, wanted: Wanted) -> Taken:
+        """Measure. Raises Cancelled, WorkloadDiedError, WorkloadHungError, SysfsError.
+
+        The runner must be loaded; the load is started here and paused on every way out.
+        """
+        self.runner.begin()
+        try:
+            taken = _Attempt(self, wanted).take()
+        finally:
+            self.runner.pause()
+        return self._with_sensor_judged(wanted, taken)
+
+    def _with_sensor_judged(self, wanted: Wanted, taken: Taken) -> Taken:
+        """A sensor that stands still across a change of mode is no sensor."""
+        if taken.trace is None:
+            return taken
+        before = None if self._before is None or self._before[0] == wanted.mode else self._before[1]
+        self._before = (wanted.mode, taken.trace)
+        if taken.cut:
+            return taken
+        problem = sensor_problem(taken.trace, taken.start_s, taken.end_s, before=before)
+        return replace(taken, evidence=replace(taken.evidence, sensor=problem))
+
+
+class _Attempt:
+    """One measurement while it is being taken."""
+
+    def __init__(self, measurer: Measurer, wanted: Wanted) -> None:
+        self._on = measurer
+        self._clock = measurer.host.clock
+        self._settings = measurer.settings
+        self._wanted = wanted
+        self._seen = _Seen()
+        self._began_s = self._clock.monotonic_s()
+        self._counted = measurer.thermal.read()
+        self._pilot: Pilot | None = None
+
+    def take(self) -> Taken:
+        try:
+            self._check(self._counted)
+            self._settle()
+            settle_s = self._clock.monotonic_s() - self._began_s
+            self._seen.completions.clear()
+            self._seen.clocks.clear()
+            start_s, end_s, trace, cut = self._sampled()
+        except Alarm as alarm:
+            now_s = self._clock.monotonic_s()
+            evidence = Evidence(throttling=(str(alarm),))
+            return Taken(None, self._seen.joined(), self._began_s, now_s, 0.0, None, evidence, alarm=str(alarm))
+        evidence = self._evidence() if cut else self._with_counters(end_s)
+        seen = self._seen
+        return Taken(
+            trace, seen.joined(), start_s, end_s, settle_s, self._pilot, evidence, cut, temperature_c=seen.last_c()
+        )
+
+    # --- the stretches ----------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Warm up until the hottest zone moves less than 0.5 °C in 10 s (with the extra that was asked for)."""
+        least_s = self._settings.settle_min_s + self._wanted.more_settle_s
+        most_s = max(SETTLE_MOST_S, least_s)
+        while True:
+            self._step("settle", most_s)
+            passed_s = self._clock.monotonic_s() - self._began_s + 1e-9
+            if passed_s >= most_s or (passed_s >= least_s and self._seen.is_steady()):
+                return
+
+    def _sampled(self) -> tuple[float, float, PowerTrace, bool]:
+        """(start, end, trace, was it cut short)."""
+        settings = self._settings
+        sampler = Sampler(self._clock, self._on.meter, rate_hz=settings.sample_rate_hz, external_w=settings.external_w)
+        sampler.start()
+        try:
+            start_s, end_s, cut = self._pilot_and_window(sampler)
+        finally:
+            trace = sampler.stop()
+        return start_s, end_s, trace, cut
+
+    def _pilot_and_window(self, sampler: Sampler) -> tuple[float, float, bool]:
+        """Pilot (unless the window's length is given) and window: (start, end, was it cut short)."""
+        test = None
+        if self._wanted.bound_s is not None:
+            test = ExceedanceTest(self._wanted.bound_s, self._settings.percentile, self._wanted.clustering)
+        window_s = self._wanted.window_s
+        if window_s is None:
+            began_s = self._clock.monotonic_s()
+            if self._stretch("pilot", PILOT_S, test):
+                return began_s, self._clock.monotonic_s(), True
+            self._pilot = pilot(sampler.trace(), self._seen.joined(), began_s, self._clock.monotonic_s())
+            window_s = self._window_s(self._pilot)
+        else:
+            self._stretch("pilot", LEAD_S, None)
+        start_s = self._clock.monotonic_s()
+        cut = self._stretch("window", window_s, test)
+        end_s = self._clock.monotonic_s()
+        if not cut:
+            self._stretch("window", TRAIL_S, None)
+        return start_s, end_s, cut
+
+    def _window_s(self, looked: Pilot) -> float:
+        settings = self._settings
+        return window_length_s(
+            looked,
+            error_target=settings.error_target,
+            min_s=settings.window_min_s,
+            max_s=settings.window_max_s,
+            percentile=settings.percentile,
+            clustering=self._wanted.clustering,
+        )
+
+    def _stretch(self, phase: str, duration_s: float, test: ExceedanceTest | None) -> bool:
+        """Let the load run for `duration_s`; True: the test says that going on is of no use."""
+        ends_s = self._clock.monotonic_s() + duration_s
+        while (left_s := ends_s - self._clock.monotonic_s()) > 1e-9:
+            fresh = self._step(phase, duration_s, step_s=min(_STEP_S, left_s))
+            if test is not None and test.add(fresh.end_s - fresh.arrival_s):
+                return True
+        return False
+
+    def _step(self, phase: str, duration_s: float, *, step_s: float = _STEP_S) -> Completions:
+        """Let `step_s` pass, then look at everything."""
+        on = self._on
+        on.cancellation.sleep(self._clock, step_s)
+        fresh = on.runner.take()
+        now_s = self._clock.monotonic_s()
+        thermal = on.thermal.read()
+        seen = self._seen
+        seen.completions.append(fresh)
+        seen.clocks.append(read_clocks(on.host.sysfs, on.domains))
+        seen.throttling.update(dict.fromkeys(thermal.throttling))
+        if thermal.hottest_c is not None:
+            seen.temperatures_c.append((now_s, thermal.hottest_c))
+        self._check(thermal)
+        on.progress(phase, now_s, duration_s)
+        return fresh
+
+    def _check(self, thermal: ThermalState) -> None:
+        """Raise Alarm where staying in this mode could harm the board (ARCHITECTURE 4)."""
+        if thermal.alarms:
+            raise Alarm(f"alarm {', '.join(thermal.alarms)}")
+        if (grown := over_current_growth(self._counted, thermal).get("oc1", 0)) > 0:
+            raise Alarm(f"under-voltage (OC1) was counted {grown} times")
+        most_c = self._settings.max_temp_c
+        if thermal.hottest_c is not None and thermal.hottest_c > most_c:
+            raise Alarm(f"{thermal.hottest_c:.1f} °C, above board.max_temp_c = {most_c:g}")
+
+    # --- what was seen beside it ------------------------------------------------------------------------
+
+    def _with_counters(self, end_s: float) -> Evidence:
+        """Load off, and the counters when they have been published."""
+        self._on.runner.pause()
+        self._on.cancellation.sleep(self._clock, max(0.0, end_s + COUNTERS_S - self._clock.monotonic_s()))
+        grown = over_current_growth(self._counted, self._on.thermal.read())
+        return replace(
+            self._evidence(),
+            over_current=sum(max(0, count) for count in grown.values()),
+            over_current_s=self._clock.monotonic_s() - self._began_s,
+        )
+
+    def _evidence(self) -> Evidence:
+        return Evidence(throttling=tuple(self._seen.throttling), clocks=self._clock_samples())
+
+    def _clock_samples(self) -> tuple[ClockSamples, ...]:
+        domains, mode = self._on.domains, self._wanted.mode
+        tables = {
+            "cpu": (mode.cpu_hz, domains.cpu.table_hz),
+            "gpu": (mode.gpu_hz, () if domains.gpu is None else domains.gpu.table_hz),
+            "emc": (mode.emc_hz, () if domains.emc is None else domains.emc.table_hz),
+        }
+        samples = []
+        for name, (wanted_hz, table_hz) in tables.items():
+            read = (getattr(reading, f"{name}_hz") for reading in self._seen.clocks)
+            seen_hz = [value for value in read if value is not None]
+            if wanted_hz is not None and seen_hz:
+                samples.append(ClockSamples(name, wanted_hz, table_hz, seen_hz, self._wanted.locked))
+        return tuple(samples)

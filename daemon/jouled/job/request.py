@@ -1,0 +1,76 @@
+"""What one job is asked to do, and what it will take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jouled.board.board import Board
+from jouled.config import Config
+from jouled.errors import ConfigError
+from jouled.job.measuring import COUNTERS_S, PILOT_S, MeasuringSettings
+from jouletune.space import Space
+
+FINALS_WINDOWS = 12
+REFERENCE_EVERY = 6
+LONGEST_WINDOW_S = 300.0
+_SPARE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One tuning run. `make_space` gives the candidates; `total_rails` () means those of the board's file."""
+
+    config: Config
+    workload: str
+    make_space: Callable[[Board], Space]
+    seed: int = 0
+    total_rails: tuple[str, ...] = ()
+    dry_run: bool = False
+
+    def check(self) -> None:
+        """Raises ConfigError for a key that this version does not act on, rather than ignoring it."""
+        target, job = self.config.target, self.config.job
+        if not target.has_bound():
+            raise ConfigError(
+                "no bound: wanted one of --latency-bound-s, --latency-bound-ratio, --no-latency-bound, got none",
+                hint="for example --latency-bound-ratio 1.2: at most 1.2 x the latency of the board's own mode",
+            )
+        wanted = (
+            ("target.objective", target.objective, "energy"),
+            ("job.guard", job.guard, ()),
+            ("job.keep_samples", job.keep_samples, False),
+        )
+        for key, got, only in wanted:
+            if got != only:
+                raise ConfigError(f"{key}: this version knows only {only!r}, got {got!r}", hint=f"leave {key} out")
+
+    def settings(self) -> MeasuringSettings:
+        """How windows are taken."""
+        job = self.config.job
+        return MeasuringSettings(
+            percentile=self.config.target.latency_percentile,
+            settle_min_s=job.settle_min_s,
+            window_min_s=job.window_min_s,
+            window_max_s=job.window_max_s,
+            error_target=job.energy_error_target,
+            sample_rate_hz=job.sample_rate_hz,
+            max_temp_c=self.config.board.max_temp_c,
+            external_w=self.config.board.external_w,
+        )
+
+    def reserve_s(self, mean_trial_s: float) -> float:
+        """What must be left of `max_duration_s` before a window of the search: the finals and all that follows."""
+        return FINALS_WINDOWS * (mean_trial_s - PILOT_S) + self.after_s()
+
+    def after_s(self) -> float:
+        """What follows the finals: the watch, and some to spare."""
+        return self.config.job.watch_s + _SPARE_S
+
+    def expected_s(self, grid_size: int) -> float:
+        """A guess before anything was measured, at windows half way between the shortest and the longest."""
+        job = self.config.job
+        window_s = (job.window_min_s + job.window_max_s) / 2
+        trial_s = job.settle_min_s + PILOT_S + window_s + COUNTERS_S
+        search = min(job.budget, grid_size + grid_size // REFERENCE_EVERY)
+        return min(search * trial_s + FINALS_WINDOWS * (trial_s - PILOT_S), job.max_duration_s)

@@ -1,0 +1,149 @@
+"""A job's result filled in: what was asked, what it stands on, each candidate's numbers over all its windows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from importlib.metadata import version
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jouled import __version__
+from jouled.board.apply import ClocksPolicy
+from jouled.job.blocks import Arm
+from jouled.job.ground import Ground
+from jouled.job.request import Request
+from jouled.job.result import JobResult, Side
+from jouled.job.trials import Account, Trials
+from jouled.job.tuning import Finding
+from jouled.workload.runner import Arrival
+from jouletune.latency import percentile_bounds
+from jouletune.measurement import Measurement
+from jouletune.quantiles import combined_dof, student_quantile
+from jouletune.trial import Purpose, Trial
+
+
+def side_of(
+    trials: Sequence[Trial], latencies_s: Sequence[NDArray[np.float64]], *, percentile: float, design: float
+) -> Side | None:
+    """The numbers of one candidate under one policy from its valid `trials`; None where there are none.
+
+    Energy and power come from the finals' windows where there are any: the search's own are biased, since the least of
+    many noisy values was chosen. `latencies_s` are those of all its windows; the percentile is the pooled one.
+    """
+    measured = [trial for trial in trials if trial.measurement is not None]
+    if not measured:
+        return None
+    finals = [trial for trial in measured if trial.purpose is Purpose.FINALS]
+    windows = [trial.measurement for trial in finals or measured if trial.measurement is not None]
+    energy_j = math.exp(fmean(math.log(window.energy_j) for window in windows))
+    se_ratio, interval = _error(windows)
+    bounds = percentile_bounds(np.concatenate(latencies_s), percentile, design)
+    return Side(
+        candidate=measured[0].candidate,
+        policy=measured[0].policy,
+        energy_j=energy_j,
+        energy_se_j=se_ratio * energy_j,
+        energy_interval_j=(energy_j * (1 - interval), energy_j * (1 + interval)),
+        latency_s=bounds.latency_s,
+        latency_upper_s=bounds.upper_s,
+        latency_samples=bounds.samples,
+        power_w=fmean(window.power_w for window in windows),
+        throughput_hz=fmean(window.throughput_hz for window in windows),
+        windows=len(measured),
+    )
+
+
+def _error(windows: Sequence[Measurement]) -> tuple[float, float]:
+    """Relative standard error of the mean and half width of its 95 % interval; the sensor's part stays whole."""
+    count = len(windows)
+    repeat = fmean((window.repeat_se_j / window.energy_j) ** 2 for window in windows) / count
+    between = fmean((window.between_se_j / window.energy_j) ** 2 for window in windows) / count
+    sensor = fmean((window.sensor_se_j / window.energy_j) ** 2 for window in windows)
+    dof = combined_dof(
+        (repeat, sum(window.repeat_dof for window in windows)),
+        (between, windows[-1].between_dof),
+        (sensor, math.inf),
+    )
+    se_ratio = math.sqrt(repeat + between + sensor)
+    return se_ratio, student_quantile(0.975, dof) * se_ratio
+
+
+def describe_request(result: JobResult, request: Request, arrival: Arrival) -> None:
+    """What was asked for."""
+    config = request.config
+    result.workload = request.workload
+    result.arrival = arrival.kind if arrival.rate_hz is None else f"{arrival.kind} {arrival.rate_hz:g} Hz"
+    result.clocks = config.grid.clocks
+    result.latency_percentile = config.target.latency_percentile
+    result.max_power_w = config.target.max_power_w
+    result.seed = request.seed
+    result.versions = {"jouled": __version__, **{name: version(name) for name in ("optuna", "numpy", "scipy")}}
+
+
+def describe_ground(result: JobResult, ground: Ground) -> None:
+    """What the job stands on."""
+    result.board = ground.board.file.name
+    result.base_mode = ground.board.base_mode.name
+    result.rail = ground.meter.rail
+    result.rail_coverage = ground.meter.coverage
+    result.grid_size = len(ground.space)
+    result.versions["l4t"] = ground.board.identity.l4t or "unknown"
+
+
+def announcement(request: Request, ground: Ground, wall_s: float) -> dict[str, Any]:
+    """What is said before the first knob is touched."""
+    job = request.config.job
+    return {
+        "board": ground.board.file.name,
+        "base_mode": ground.board.base_mode.name,
+        "rail": ground.meter.rail,
+        "grid_size": len(ground.space),
+        "axes": {axis.name: axis.values for axis in ground.space.axes},
+        "workload": request.workload,
+        "sampler": job.sampler,
+        "budget": job.budget,
+        "expected_s": request.expected_s(len(ground.space)),
+        "wall_s": wall_s,
+        "seed": request.seed,
+    }
+
+
+def _side(trials: Trials, arm: Arm) -> Side | None:
+    account = trials.account
+    key = (arm.index, arm.policy.value)
+    return side_of(
+        account.valid(*key),
+        account.latencies_s.get(key, []),
+        percentile=trials.percentile,
+        design=account.clustering.design,
+    )
+
+
+def fill_reference(result: JobResult, trials: Trials, reference: int) -> None:
+    """The reference, as far as it was measured."""
+    result.reference = _side(trials, Arm(reference, ClocksPolicy.CAPPED))
+    result.latency_bound_s = trials.limits.bound_s
+
+
+def fill_sides(result: JobResult, trials: Trials, reference: int, finding: Finding) -> None:
+    """All sides of the decision, and what was decided on."""
+    decision = finding.decision
+    fill_reference(result, trials, reference)
+    result.incumbent = _side(trials, finding.incumbent)
+    result.winner = None if decision.winner is None else _side(trials, finding.arms[decision.winner])
+    best = finding.best_seen if decision.best is None else finding.arms[decision.best]
+    result.best_seen = None if best is None else _side(trials, best)
+    result.saving_ratio = decision.saving_ratio
+    result.saving_interval = decision.saving_interval
+
+
+def fill_counts(result: JobResult, account: Account) -> None:
+    """How much was measured, and how much of it was thrown away."""
+    result.trials = len({(trial.index, trial.policy) for trial in account.trials})
+    result.measurements = len(account.trials)
+    result.invalid = dict(account.invalid)
+    result.disturbed_s = account.disturbed_s

@@ -1,0 +1,279 @@
+"""One candidate after another: applied, verified, measured, judged, repeated where that is of use, written down."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jouled.board.apply import Actuator, ClocksPolicy
+from jouled.board.host import Host
+from jouled.board.pending import Why, clear_survived, note_apply
+from jouled.errors import ApplyError, SensorError, WorkloadDiedError, WorkloadHungError
+from jouled.job.measuring import Measurer, Taken, Wanted
+from jouled.workload.runner import Runner
+from jouletune.errors import MeasurementError
+from jouletune.latency import Clustering, is_beyond
+from jouletune.measurement import Between, Measurement, Replicate, between_spread, measure
+from jouletune.space import Space, Variant
+from jouletune.trial import (
+    Evidence,
+    Infeasible,
+    Invalid,
+    Limits,
+    Purpose,
+    Repeats,
+    Trial,
+    judge_feasibility,
+    judge_validity,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Account:
+    """What the trials of a job have shown so far."""
+
+    clustering: Clustering = field(default_factory=Clustering)
+    repeats: Repeats = field(default_factory=Repeats)
+    invalid: Counter[str] = field(default_factory=Counter)
+    trials: list[Trial] = field(default_factory=list)
+    latencies_s: dict[tuple[int, str], list[NDArray[np.float64]]] = field(default_factory=dict)
+    normal_over_current_hz: float = 0.0
+    disturbed_s: float = 0.0
+
+    def valid(self, index: int | None = None, policy: str | None = None) -> list[Trial]:
+        """Trials with numbers that count, of one candidate (and policy) where it is named."""
+        return [
+            trial
+            for trial in self.trials
+            if trial.measurement is not None
+            and trial.invalid is None
+            and index in (None, trial.index)
+            and policy in (None, trial.policy)
+        ]
+
+    def between(self) -> Between:
+        """The spread between windows of one mode, from this job's replicates."""
+        groups: dict[tuple[int, str], list[Replicate]] = {}
+        for trial in self.valid():
+            assert trial.measurement is not None
+            window = trial.measurement
+            replicate = Replicate(math.log(window.energy_j), window.repeat_se_j / window.energy_j)
+            groups.setdefault((trial.index, trial.policy), []).append(replicate)
+        return between_spread(list(groups.values()))
+
+
+class Trials:
+    """Runs trials of the candidates of `space` under `limits`; `record` keeps each before anything follows from it."""
+
+    def __init__(
+        self,
+        host: Host,
+        space: Space,
+        actuator: Actuator,
+        measurer: Measurer,
+        runner: Runner,
+        *,
+        percentile: float,
+        fingerprint: Mapping[str, str],
+        record: Callable[[Trial, Taken | None], None],
+        on_applied: Callable[[int, ClocksPolicy], None],
+    ) -> None:
+        self._host = host
+        self._space = space
+        self._actuator = actuator
+        self._measurer = measurer
+        self._runner = runner
+        self.percentile = percentile
+        self._fingerprint = fingerprint
+        self._record = record
+        self._on_applied = on_applied
+        self._began_s = host.clock.monotonic_s()
+        self._loaded: Variant | None = None
+        self.limits = Limits()
+        self.account = Account()
+
+    def run(
+        self,
+        index: int,
+        purpose: Purpose,
+        policy: ClocksPolicy,
+        *,
+        window_s: float | None = None,
+        more_settle_s: float = 0.0,
+    ) -> Trial:
+        """Try a candidate, again while it is invalid and repeats are left; the last try.
+
+        Raises Cancelled, StuckError and what the runner raises when it cannot be loaded.
+        """
+        attempt = 0
+        while True:
+            blank = self._blank(index, purpose, policy, attempt)
+            trial, taken = self._judged(blank, policy, window_s, more_settle_s)
+            trial = replace(trial, duration_s=self._host.clock.monotonic_s() - self._began_s - trial.t_s)
+            self._keep(trial, taken)
+            reason = trial.invalid
+            if reason is None or not self.account.repeats.allows(reason, attempt):
+                return trial
+            self.account.repeats = self.account.repeats.spend(reason)
+            attempt += 1
+
+    def _keep(self, trial: Trial, taken: Taken | None) -> None:
+        account = self.account
+        account.trials.append(trial)
+        account.disturbed_s += trial.duration_s
+        if trial.invalid is not None:
+            account.invalid[trial.invalid.value] += 1
+        elif taken is not None and trial.measurement is not None:
+            ended = (taken.completions.end_s >= taken.start_s) & (taken.completions.end_s <= taken.end_s)
+            latency_s = (taken.completions.end_s - taken.completions.arrival_s)[ended]
+            account.clustering = account.clustering.add(latency_s, self.percentile)
+            account.latencies_s.setdefault((trial.index, trial.policy), []).append(latency_s)
+        self._record(trial, taken)
+
+    def _blank(self, index: int, purpose: Purpose, policy: ClocksPolicy, attempt: int) -> Trial:
+        return Trial(
+            number=len(self.account.trials),
+            attempt=attempt,
+            purpose=purpose,
+            index=index,
+            candidate=self._space.candidates[index],
+            policy=policy.value,
+            t_s=self._host.clock.monotonic_s() - self._began_s,
+            duration_s=0.0,
+        )
+
+    def _judged(
+        self, blank: Trial, policy: ClocksPolicy, window_s: float | None, more_settle_s: float
+    ) -> tuple[Trial, Taken | None]:
+        mode = blank.candidate.mode
+        try:
+            self._apply(blank, policy)
+        except ApplyError as error:
+            return replace(blank, invalid=Invalid.APPLY_FAILED, detail=str(error)), None
+        self._load(blank.candidate.variant)
+        wanted = Wanted(
+            mode=mode,
+            locked=policy is ClocksPolicy.LOCKED,
+            bound_s=self.limits.bound_s,
+            clustering=self.account.clustering,
+            window_s=window_s,
+            more_settle_s=more_settle_s,
+        )
+        try:
+            taken = self._measurer.take(wanted)
+        except WorkloadDiedError as error:
+            self._loaded = None
+            return replace(blank, invalid=Invalid.WORKLOAD_DIED, detail=str(error)), None
+        except WorkloadHungError as error:
+            self._loaded = None
+            return replace(blank, invalid=Invalid.WORKLOAD_HUNG, detail=str(error)), None
+        except SensorError as error:
+            return replace(blank, invalid=Invalid.SENSOR_GAP, detail=str(error)), None
+        if taken.alarm:
+            self._leave()
+            return replace(blank, invalid=Invalid.THROTTLED, detail=taken.alarm), taken
+        clear_survived(self._host)
+        return self._weigh(blank, taken, self._actuator.verify(mode, policy)), taken
+
+    def _apply(self, blank: Trial, policy: ClocksPolicy) -> None:
+        is_reference = blank.index == self._space.reference
+        why = Why.REFERENCE if is_reference else Why.TRIAL
+        note_apply(self._host, blank.candidate.mode, why=why, fingerprint=self._fingerprint)
+        self._actuator.apply(blank.candidate.mode, policy)
+        self._on_applied(blank.index, policy)
+
+    def _leave(self) -> None:
+        """The board is in danger in this mode: back to the reference at once."""
+        reference = self._space.candidates[self._space.reference]
+        self._actuator.apply(reference.mode, ClocksPolicy.CAPPED)
+
+    def _load(self, variant: Variant) -> None:
+        if self._loaded != variant:
+            self._runner.load(variant)
+            self._loaded = variant
+
+    # --- judging ----------------------------------------------------------------------------------------
+
+    def _weigh(self, blank: Trial, taken: Taken, mismatches: tuple[str, ...]) -> Trial:
+        evidence = replace(taken.evidence, mismatches=mismatches)
+        if taken.cut:
+            invalid = judge_validity(
+                evidence,
+                None,
+                Infeasible.LATENCY,
+                normal_over_current_hz=self.account.normal_over_current_hz,
+            )
+            return replace(
+                blank,
+                cut=invalid is None,
+                invalid=invalid,
+                infeasible=None if invalid is not None else Infeasible.LATENCY,
+                detail=_detail(evidence, invalid),
+            )
+        measurement = self._measure(taken)
+        infeasible = self._infeasible(taken, measurement)
+        is_reference = blank.index == self._space.reference
+        normal_hz = self.account.normal_over_current_hz
+        if is_reference and evidence.over_current_s > 0.0:
+            normal_hz = max(normal_hz, evidence.over_current / evidence.over_current_s)
+        invalid = judge_validity(evidence, measurement, infeasible, normal_over_current_hz=normal_hz)
+        if is_reference and invalid is None:
+            self.account.normal_over_current_hz = normal_hz
+        return replace(
+            blank,
+            measurement=measurement,
+            invalid=invalid,
+            infeasible=None if invalid is not None else infeasible,
+            detail=_detail(evidence, invalid),
+        )
+
+    def _measure(self, taken: Taken) -> Measurement | None:
+        assert taken.trace is not None
+        try:
+            return measure(
+                taken.trace,
+                taken.completions,
+                taken.start_s,
+                taken.end_s,
+                percentile=self.percentile,
+                clustering=self.account.clustering,
+                between=self.account.between(),
+                bound_s=self.limits.bound_s,
+            )
+        except MeasurementError as error:
+            log.info("no numbers from this window: %s", error)
+            return None
+
+    def _infeasible(self, taken: Taken, measurement: Measurement | None) -> Infeasible | None:
+        if measurement is not None:
+            return judge_feasibility(measurement, self.limits)
+        bound_s = self.limits.bound_s
+        if bound_s is None:
+            return None
+        latency_s = taken.completions.end_s - taken.completions.arrival_s
+        too_slow = is_beyond(latency_s, bound_s, self.percentile, self.account.clustering.design)
+        return Infeasible.LATENCY if too_slow else None
+
+
+def _detail(evidence: Evidence, invalid: Invalid | None) -> str:
+    if invalid is Invalid.MODE_CHANGED:
+        return "; ".join(evidence.mismatches[:3])
+    if invalid is Invalid.THROTTLED:
+        counted = f"{evidence.over_current} over-current events" if evidence.over_current else ""
+        return ", ".join(filter(None, (*evidence.throttling, counted)))
+    if invalid is Invalid.CLOCKS_MOVED:
+        moved = [clock for clock in evidence.clocks if clock.moved]
+        return ", ".join(
+            f"{clock.domain} up to {max(clock.seen_hz):.0f} Hz of {clock.wanted_hz:.0f}" for clock in moved
+        )
+    if invalid is Invalid.GPU_BUSY:
+        return ", ".join(evidence.strangers)
+    return ""

@@ -1,0 +1,293 @@
+"""The course of a job between the snapshot and the decision: reference, incumbent, search, finals."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from jouled.board.apply import ClocksPolicy
+from jouled.job.blocks import Arm, run_blocks
+from jouled.job.events import Events
+from jouled.job.measuring import PILOT_S
+from jouled.job.request import LONGEST_WINDOW_S, REFERENCE_EVERY, Request
+from jouled.job.trials import Trials
+from jouletune.decision import Decision, Outcome, ReasonCode, decide, stopped
+from jouletune.finals import Finals
+from jouletune.measurement import Measurement
+from jouletune.quantiles import reachable_percentile
+from jouletune.search import Failed, Infeasible, Measured, Observation, Search
+from jouletune.space import Space
+from jouletune.trial import Invalid, Limits, Purpose, Trial, judge_feasibility
+
+_MOVED_RATIO = 0.08
+_MORE_SETTLE_S = 120.0
+_WINDOW_MARGIN = 1.02
+
+_REFERENCE_FAILS = {
+    Invalid.APPLY_FAILED: Outcome.BOARD_FAULT,
+    Invalid.SENSOR_GAP: Outcome.BOARD_FAULT,
+    Invalid.SENSOR_STALLED: Outcome.BOARD_FAULT,
+    Invalid.SENSOR_ZERO: Outcome.BOARD_FAULT,
+    Invalid.WORKLOAD_DIED: Outcome.WORKLOAD_FAILED,
+    Invalid.WORKLOAD_HUNG: Outcome.WORKLOAD_FAILED,
+    Invalid.GPU_BUSY: Outcome.BOARD_BUSY,
+}
+
+
+class Stopped(Exception):
+    """The job ends before its finals, with this decision."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(decision.text)
+        self.decision = decision
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a job came to: the decision, whose `winner` and `best` are numbers of `arms`."""
+
+    decision: Decision
+    arms: dict[int, Arm]
+    incumbent: Arm
+    bound_s: float | None
+    best_seen: Arm | None
+
+
+def observation_of(trial: Trial, bound_s: float | None) -> Observation:
+    """What the search is told of a trial; a failed one is never a number."""
+    if trial.invalid is not None:
+        return Failed(trial.invalid.value)
+    window = trial.measurement
+    if window is None or (math.isinf(window.latency_upper_s) and bound_s is not None):
+        return Infeasible()
+    upper_s = window.latency_upper_s if math.isfinite(window.latency_upper_s) else window.latency_s
+    return Measured(
+        energy_j=window.energy_j,
+        energy_se_j=window.energy_se_j,
+        latency_s=window.latency_s,
+        latency_upper_s=upper_s,
+        latency_se_s=window.latency_se_s,
+        power_w=window.power_w,
+        feasible=trial.infeasible is None,
+    )
+
+
+class Tuning:
+    """One job's course. `make_search(bound_s)` opens the study; `elapsed_s` is the job's age."""
+
+    def __init__(
+        self,
+        request: Request,
+        space: Space,
+        trials: Trials,
+        incumbent: Arm,
+        *,
+        rate_hz: float | None,
+        events: Events,
+        elapsed_s: Callable[[], float],
+        make_search: Callable[[float | None], Search],
+    ) -> None:
+        self._request = request
+        self._config = request.config
+        self._space = space
+        self._trials = trials
+        self._incumbent = incumbent
+        self._rate_hz = rate_hz
+        self._events = events
+        self._elapsed_s = elapsed_s
+        self._make_search = make_search
+        self._bound_s: float | None = None
+        self._first_reference: Measurement | None = None
+
+    @property
+    def _reference(self) -> Arm:
+        return Arm(self._space.reference, ClocksPolicy.CAPPED)
+
+    @property
+    def _policy(self) -> ClocksPolicy:
+        return ClocksPolicy.LOCKED if self._config.grid.clocks == "locked" else ClocksPolicy.CAPPED
+
+    def run(self) -> Finding:
+        """Measure, search, decide. Raises Stopped, Cancelled, and what Trials.run raises."""
+        reference = self._measure_reference()
+        search = self._make_search(self._bound_s)
+        search.tell(self._space.reference, observation_of(reference, self._bound_s))
+        self._measure_incumbent(search)
+        self._events.emit("phase", phase="search", bound_s=self._bound_s)
+        ended = self._search(search)
+        return self._finals(search, ended)
+
+    # --- reference and incumbent ------------------------------------------------------------------------
+
+    def _measure_reference(self) -> Trial:
+        self._events.emit("phase", phase="reference")
+        trial = self._trials.run(self._reference.index, Purpose.REFERENCE, ClocksPolicy.CAPPED)
+        if trial.invalid is not None:
+            raise Stopped(self._reference_failed(trial))
+        assert trial.measurement is not None
+        self._first_reference = trial.measurement
+        self._set_bound(trial.measurement)
+        self._check_percentile(trial.measurement)
+        return replace(trial, infeasible=judge_feasibility(trial.measurement, self._trials.limits))
+
+    def _reference_failed(self, trial: Trial) -> Decision:
+        assert trial.invalid is not None
+        if trial.invalid is Invalid.TOO_FEW_INFERENCES:
+            text = f"fewer than 20 inferences ended in the reference's window ({trial.candidate.mode})"
+            return stopped(Outcome.NO_FEASIBLE, ReasonCode.PERCENTILE_UNREACHABLE, text)
+        outcome = _REFERENCE_FAILS.get(trial.invalid, Outcome.UNSTABLE)
+        text = f"the reference could not be measured: {trial.invalid.value}"
+        return stopped(outcome, ReasonCode(trial.invalid.value), f"{text}: {trial.detail}" if trial.detail else text)
+
+    def _set_bound(self, reference: Measurement) -> None:
+        target = self._config.target
+        bounds_s = [target.latency_bound_s, target.max_latency_bound_s]
+        if target.latency_bound_ratio is not None:
+            bounds_s.append(target.latency_bound_ratio * reference.latency_s)
+        known_s = [value for value in bounds_s if value is not None]
+        self._bound_s = None if target.no_latency_bound or not known_s else min(known_s)
+        self._trials.limits = Limits(self._bound_s, target.max_power_w, self._rate_hz)
+
+    def _check_percentile(self, reference: Measurement) -> None:
+        if self._bound_s is None:
+            return
+        wanted = self._config.target.latency_percentile
+        rate_hz = reference.requests / reference.duration_s
+        highest = reachable_percentile(rate_hz, LONGEST_WINDOW_S, reference.latency_design)
+        if highest is None or highest < wanted:
+            most = "none at all" if highest is None else f"p{highest:g} at most"
+            text = (
+                f"p{wanted:g} cannot be bounded at {rate_hz:.2f} requests a second within {LONGEST_WINDOW_S:g} s: "
+                f"{most}; ask for a lower --latency-percentile"
+            )
+            raise Stopped(stopped(Outcome.NO_FEASIBLE, ReasonCode.PERCENTILE_UNREACHABLE, text))
+
+    def _measure_incumbent(self, search: Search) -> None:
+        if self._incumbent == self._reference:
+            return
+        self._events.emit("phase", phase="incumbent")
+        self._told(search, self._incumbent.index, Purpose.INCUMBENT, self._incumbent.policy)
+
+    def _told(self, search: Search, index: int, purpose: Purpose, policy: ClocksPolicy) -> Trial:
+        trial = self._trials.run(index, purpose, policy)
+        search.tell(index, observation_of(trial, self._bound_s))
+        return trial
+
+    # --- search -----------------------------------------------------------------------------------------
+
+    def _search(self, search: Search) -> ReasonCode:
+        """Trials until the sampler, the budget or the time ends them: which of the three."""
+        since_reference = len(self._trials.account.trials)
+        while True:
+            spent = len(self._trials.account.trials)
+            if spent >= self._config.job.budget:
+                return ReasonCode.BUDGET
+            if not self._has_time():
+                return ReasonCode.TIME
+            if spent - since_reference >= REFERENCE_EVERY:
+                self._check_reference(search)
+                since_reference = len(self._trials.account.trials)
+                continue
+            index = search.ask()
+            if index is None:
+                return ReasonCode.CONVERGED
+            self._told(search, index, Purpose.SEARCH, self._policy)
+
+    def _has_time(self) -> bool:
+        left_s = self._config.job.max_duration_s - self._elapsed_s()
+        return left_s >= self._request.reserve_s(self._mean_trial_s())
+
+    def _mean_trial_s(self) -> float:
+        return fmean(trial.duration_s for trial in self._trials.account.valid())
+
+    def _check_reference(self, search: Search) -> None:
+        """Measure it again; a board on which it moves by 8 % even after more settling cannot be tuned."""
+        trial = self._told(search, self._reference.index, Purpose.REFERENCE, ClocksPolicy.CAPPED)
+        if not self._has_moved(trial):
+            return
+        self._events.warn("the reference has moved; it is measured again after 120 s more of settling")
+        again = self._trials.run(
+            self._reference.index, Purpose.REFERENCE, ClocksPolicy.CAPPED, more_settle_s=_MORE_SETTLE_S
+        )
+        if self._has_moved(again):
+            raise Stopped(stopped(Outcome.UNSTABLE, ReasonCode.UNSTEADY, self._moved_text(again)))
+
+    def _has_moved(self, trial: Trial) -> bool:
+        assert self._first_reference is not None
+        if trial.measurement is None or trial.invalid is not None:
+            return False
+        moved = math.log(trial.measurement.energy_j / self._first_reference.energy_j)
+        return abs(moved) > _MOVED_RATIO
+
+    def _moved_text(self, trial: Trial) -> str:
+        assert trial.measurement is not None
+        assert self._first_reference is not None
+        return (
+            f"the reference took {self._first_reference.energy_j:.4g} J per inference first and "
+            f"{trial.measurement.energy_j:.4g} J later, more than 8 % apart even after settling: "
+            "something besides the power mode changes the board's draw"
+        )
+
+    # --- finals -----------------------------------------------------------------------------------------
+
+    def _finals(self, search: Search, ended: ReasonCode) -> Finding:
+        best = search.best(2)
+        finalists = self._finalists(best)
+        best_seen = self._arm(best[0], self._policy) if best else None
+        numbered = dict(enumerate(dict.fromkeys((*finalists, self._incumbent_arm(), self._arm_of_reference()))))
+        number_of = {(arm.index, arm.policy): number for number, arm in numbered.items()}
+        between = self._trials.account.between()
+        finals = Finals(
+            [number_of[arm.index, arm.policy] for arm in finalists],
+            reference=number_of[self._reference.index, ClocksPolicy.CAPPED],
+            incumbent=number_of[self._incumbent.index, self._incumbent.policy],
+            min_gain=self._config.target.min_gain,
+            percentile=None if self._bound_s is None else self._config.target.latency_percentile,
+            between_ratio=between.ratio,
+            between_dof=between.dof,
+        )
+        decision = self._no_contest(finals, ended)
+        if decision is None:
+            self._events.emit("phase", phase="finals", reason=ended.value, arms=len(numbered))
+            in_time = run_blocks(self._trials, finals, numbered, random.Random(self._request.seed), self._has_time_for)
+            decision = decide(finals, ended=ended if in_time else ReasonCode.TIME)
+        return Finding(decision, numbered, self._incumbent, self._bound_s, best_seen)
+
+    def _no_contest(self, finals: Finals, ended: ReasonCode) -> Decision | None:
+        """Where nobody can replace the incumbent there is nothing to play for."""
+        if finals.contenders:
+            return None
+        windows = self._trials.account.valid(self._incumbent.index, self._incumbent.policy.value)
+        loss = None
+        if windows and (last := windows[-1].measurement) is not None:
+            loss = judge_feasibility(last, self._trials.limits)
+        if loss is None:
+            return stopped(Outcome.NO_GAIN, ended, "no other feasible candidate was found")
+        text = f"neither what is in force ({loss.value}) nor any candidate tried keeps the limits"
+        decision = stopped(Outcome.NO_FEASIBLE, ended, text)
+        return replace(decision, use_reference=self._incumbent != self._reference)
+
+    def _finalists(self, best: list[int]) -> list[Arm]:
+        if self._config.grid.clocks != "both" or not best:
+            return [self._arm(index, self._policy) for index in best]
+        return [self._arm(best[0], policy) for policy in (ClocksPolicy.CAPPED, ClocksPolicy.LOCKED)]
+
+    def _arm(self, index: int, policy: ClocksPolicy) -> Arm:
+        """An arm with the window that its own trials have needed."""
+        windows = self._trials.account.valid(index, policy.value)
+        needed_s = [trial.measurement.duration_s for trial in windows if trial.measurement is not None]
+        least_s = self._config.job.window_min_s
+        return Arm(index, policy, max(least_s, *(_WINDOW_MARGIN * value for value in needed_s)) if needed_s else None)
+
+    def _incumbent_arm(self) -> Arm:
+        return self._arm(self._incumbent.index, self._incumbent.policy)
+
+    def _arm_of_reference(self) -> Arm:
+        return self._arm(self._reference.index, ClocksPolicy.CAPPED)
+
+    def _has_time_for(self, arm: Arm) -> bool:
+        left_s = self._config.job.max_duration_s - self._elapsed_s()
+        return left_s >= self._mean_trial_s() - PILOT_S + self._request.after_s()
