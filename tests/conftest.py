@@ -1,12 +1,26 @@
-"""What every test gets: it fails when it leaves a thread or a child process behind."""
+"""What every test gets: a fast place for files, and a failure when it leaves a thread or a child process behind."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+_MEMORY = "/dev/shm"
+_ENOUGH_BYTES = 1 << 30
+
+
+def pytest_configure() -> None:
+    """Trees of small files are 12 times faster in memory; programs in them must be allowed to run there."""
+    if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK):
+        return
+    found = os.statvfs(_MEMORY)
+    if found.f_bavail * found.f_frsize >= _ENOUGH_BYTES and not found.f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
 
 
 def _children() -> set[str]:

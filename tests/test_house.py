@@ -236,6 +236,27 @@ def test_wheel_holds_both_packages_with_their_data_and_nothing_else(tmp_path: Pa
     assert packed == wanted
 
 
+@pytest.mark.parametrize(
+    ("reason", "has_data", "code"),
+    [("needs ../shared/data", False, 0), ("needs ../shared/data", True, 1), ("slow", False, 1), ("slow", True, 1)],
+)
+def test_ci_fails_on_a_skip_unless_the_data_is_not_there(
+    tmp_path: Path, reason: str, *, has_data: bool, code: int
+) -> None:
+    (tmp_path / "clone" / ".ci").mkdir(parents=True)
+    script = tmp_path / "clone" / ".ci" / "skipped.py"
+    script.write_text((ROOT / ".ci" / "skipped.py").read_text())
+    if has_data:
+        (tmp_path / "shared" / "data").mkdir(parents=True)
+    report = tmp_path / "report.xml"
+    case = (
+        f'<testcase classname="a" name="b"><skipped message="{reason}"/></testcase><testcase classname="a" name="c"/>'
+    )
+    report.write_text(f"<testsuites><testsuite>{case}</testsuite></testsuites>")
+    done = subprocess.run([sys.executable, str(script), str(report)], capture_output=True, text=True, check=False)
+    assert (done.returncode, "a::b" in done.stderr) == (code, code == 1)
+
+
 def test_version_is_the_same_everywhere() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f'__version__ = "{version}"' in (ROOT / "daemon" / "jouled" / "__init__.py").read_text()
