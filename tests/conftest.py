@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-
 _MEMORY = "/dev/shm"
 _ENOUGH_BYTES = 1 << 30
 
