@@ -1,8 +1,8 @@
 """How a Jetson's kernel answers reads and writes of its attributes, on a plain file tree (JETSON 3, 6, 10.1).
 
 Used by `VirtualSysfs` and by the virtual programs alike, each in its own process; the tree is all the state that
-there is. A write replaces the file as a whole, so a kill between two system calls never leaves half a value. Only
-light imports: the programs are started anew for each call.
+there is. A kill between two system calls never leaves half a value. Only light imports: the programs are started anew
+for each call.
 """
 
 from __future__ import annotations
@@ -56,6 +56,20 @@ def at_least(table: Sequence[int], value: int) -> int:
     return min((entry for entry in table if entry >= value), default=max(table))
 
 
+def overwrite(real: str, text: str) -> None:
+    """Make `text` a file's whole content by one write(2): a kill before the cut leaves only empty lines behind it.
+
+    (Renaming a new file over the old one costs 3 ms of waiting on ext4, this 0.02 ms.)
+    """
+    descriptor = os.open(real, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        data = text.encode() + b"\n"
+        os.write(descriptor, data.ljust(os.fstat(descriptor).st_size, b"\n"))
+        os.ftruncate(descriptor, len(data))
+    finally:
+        os.close(descriptor)
+
+
 def hang() -> None:
     """Never come back."""
     while True:
@@ -103,10 +117,7 @@ class Kernel:
 
     def store(self, path: str, text: str) -> None:
         """Replace the file's text, no fault and no refusal."""
-        fresh = os.path.join(self.root, FOLDER, f"new.{os.getpid()}")
-        with open(fresh, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-        os.replace(fresh, self.root + path)
+        overwrite(self.root + path, text)
 
     def _table(self, path: str) -> list[int]:
         return [int(word) for word in self.load(path).split()]

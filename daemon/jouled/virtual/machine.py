@@ -20,7 +20,7 @@ from jouled.board.process import Child
 from jouled.virtual.clock import SimClock
 from jouled.virtual.faults import FOLDER
 from jouled.virtual.flow import Flow
-from jouled.virtual.kernel import Kernel
+from jouled.virtual.kernel import Kernel, overwrite
 from jouled.virtual.knobs import read_setting, wanted_setting
 from jouled.virtual.nvpmodel import Nvpmodel
 from jouled.virtual.operation import Clocks, Operation, Plant, Setting
@@ -118,9 +118,7 @@ class VirtualMachine:
             "temperature_c": self.supply.temperature_c(now_s),
         }
         self._saved_s = now_s
-        fresh = self._state_path.with_suffix(".new")
-        fresh.write_text(json.dumps(state))
-        os.replace(fresh, self._state_path)
+        overwrite(str(self._state_path), json.dumps(state))
 
     def _start(self, temperature_c: float | None) -> None:
         now_s = self.clock.monotonic_s()
@@ -284,9 +282,7 @@ class VirtualMachine:
         self._pace = self._between.lognormvariate(-(noise.latency_between_sd**2) / 2, noise.latency_between_sd)
         scale = self._between.lognormvariate(-(noise.energy_between_sd**2) / 2, noise.energy_between_sd)
         self._operation = self.plant.operate(self.setting, self._variant)
-        power = self._operation.busy.mixed(
-            self._operation.between, load_share(self._operation, noise, self._arrival)
-        )
+        power = self._operation.busy.mixed(self._operation.between, load_share(self._operation, noise, self._arrival))
         self.supply.change(now_s, power.scaled(scale))
 
     def _advance_flow(self, to_s: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -173,3 +173,10 @@ def board_spec(name: str) -> BoardSpec:
         return BOARDS[name]
     except KeyError:
         raise ValueError(f"no virtual board {name!r}; there are {sorted(BOARDS)}") from None
+
+
+def rewired(spec: BoardSpec, channels: tuple[Channel, ...]) -> BoardSpec:
+    """`spec` with other inputs on its first INA3221 (at most three), which together are its total."""
+    return replace(
+        spec, chips=(Chip(spec.chips[0].address, channels),), total_rails=tuple(channel.label for channel in channels)
+    )

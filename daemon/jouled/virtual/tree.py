@@ -41,7 +41,8 @@ def _make_lasting(root: Path, spec: BoardSpec) -> None:
     _put(root, "/etc/nv_tegra_release", spec.l4t_line)
     _put(root, f"/etc/nvpmodel/{spec.conf_name}", stock_conf(spec))
     _link(root, "/etc/nvpmodel.conf", f"/etc/nvpmodel/{spec.conf_name}")
-    (root / "var/lib/nvpmodel").mkdir(parents=True, exist_ok=True)
+    for folder in ("var/lib/nvpmodel", "root"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
     policies = {str(cpu): cluster[0] for cluster in spec.clusters for cpu in cluster}
     _put(root, f"{FOLDER}/cpus.json", json.dumps(policies))
     _put(root, f"{FOLDER}/engines.json", json.dumps({_engine(e[1], e[2]): e[3] for e in ENGINES}))
