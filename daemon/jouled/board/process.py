@@ -105,7 +105,7 @@ class Processes:
             raise ToolAbsentError(
                 f"{argv[0]}: no such program on PATH {self.path}",
                 argv=argv,
-                hint="install NVIDIA's nvidia-l4t-nvpmodel and nvidia-l4t-tools packages, or set board.method = \"sysfs\"",
+                hint="install NVIDIA's packages nvidia-l4t-nvpmodel and nvidia-l4t-tools, or set board.method to sysfs",
             )
         log.debug("run %s", " ".join(argv))
         began_s = time.monotonic()
