@@ -87,7 +87,7 @@ def decide(finals: Finals, *, ended: ReasonCode) -> Decision:
     """Decide on whatever the finals hold; `ended` says why the search before them ended."""
     if finals.is_incumbent_lost():
         return _replace_infeasible(finals, finals.loss(finals.incumbent) or Loss.LATENCY, ended)
-    if finals.contenders and not finals.windows(finals.incumbent):
+    if finals.blocks and not finals.windows(finals.incumbent):
         code = ReasonCode(finals.invalid[-1]) if finals.invalid else ended
         return Decision(Outcome.UNSTABLE, code, "the incumbent could not be measured in the finals: it stays")
     winner = finals.winner()
@@ -117,7 +117,8 @@ def _no_gain(finals: Finals, ended: ReasonCode) -> Decision:
     text = (
         f"the best candidate saves {100 * (1 - gain.ratio):.1f} % over the incumbent "
         f"({100 * (1 - gain.upper):.1f} to {100 * (1 - gain.lower):.1f} %, {gain.blocks} paired blocks), "
-        f"which does not show more than {100 * finals.min_gain:g} %"
+        f"which does not show more than {100 * finals.min_gain:g} % "
+        f"(the steps of the sensor alone hide {100 * 1.96 * gain.sensor_ratio:.1f} %)"
     )
     return Decision(Outcome.NO_GAIN, ended, text, None, best, gain, *_saving(finals, best))
 

@@ -55,13 +55,17 @@ class FinalsWindow:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Energy of one arm over another's: ratio, and one-sided limits at `alpha` on either side."""
+    """Energy of one arm over another's: ratio, and one-sided limits at `alpha` on either side.
+
+    `sensor_ratio`: the standard error that comes from the sensor's steps, which further blocks would not lessen.
+    """
 
     ratio: float
     lower: float
     upper: float
     alpha: float
     blocks: int
+    sensor_ratio: float
 
 
 @dataclass(slots=True)
@@ -190,22 +194,31 @@ class Finals:
 
     def compare(self, arm: int, other: int, alpha: float | None = None) -> Comparison | None:
         """Energy of `arm` over `other`'s from the blocks that hold both; None with fewer than two."""
-        mine, theirs = self._windows.get(arm, {}), self._windows.get(other, {})
-        common = sorted(mine.keys() & theirs.keys())
+        common = self._common(arm, other)
         if len(common) < _LEAST_PAIRS:
             return None
         level = self.alpha() if alpha is None else alpha
-        log_ratio = sum(mine[b].log_energy - theirs[b].log_energy for b in common) / len(common)
+        mine, theirs = self._windows[arm], self._windows[other]
+        log_ratio = sum(mine[block].log_energy - theirs[block].log_energy for block in common) / len(common)
+        half = self._half_width(arm, other, level, len(common))
+        ratio, lower, upper = (math.exp(log_ratio + shift) for shift in (0.0, -half, half))
+        sensor_ratio = math.hypot(self._sensor(arm), self._sensor(other))
+        return Comparison(ratio, lower, upper, level, len(common), sensor_ratio)
+
+    def _common(self, arm: int, other: int) -> list[int]:
+        return sorted(self._windows.get(arm, {}).keys() & self._windows.get(other, {}).keys())
+
+    def _half_width(self, arm: int, other: int, alpha: float, blocks: int) -> float:
+        """Of the log-ratio's one-sided limits, were there so many common blocks."""
         spread, spread_dof = self._spread()
-        repeat = 2.0 * spread / len(common)
-        sensor = sum(
-            (sum(arm_windows[b].sensor_ratio for b in common) / len(common)) ** 2 for arm_windows in (mine, theirs)
-        )
-        half = student_quantile(1.0 - level, combined_dof((repeat, spread_dof), (sensor, math.inf)))
-        half *= math.sqrt(repeat + sensor)
-        return Comparison(
-            math.exp(log_ratio), math.exp(log_ratio - half), math.exp(log_ratio + half), level, len(common)
-        )
+        repeat = 2.0 * spread / blocks
+        sensor = self._sensor(arm) ** 2 + self._sensor(other) ** 2
+        dof = combined_dof((repeat, spread_dof), (sensor, math.inf))
+        return student_quantile(1.0 - alpha, dof) * math.sqrt(repeat + sensor)
+
+    def _sensor(self, arm: int) -> float:
+        windows = self.windows(arm)
+        return sum(window.sensor_ratio for window in windows) / len(windows)
 
     def _spread(self) -> tuple[float, float]:
         """Variance of one window's log energy within its block, pooled with the job's, and its degrees of freedom."""
@@ -213,7 +226,9 @@ class Finals:
         own = sum(window.se_ratio**2 for window in windows) / len(windows)
         _, squares, dof = _fit(self._windows)
         prior = self.between_ratio**2 + own
-        return (self.between_dof * prior + squares) / (self.between_dof + dof), self.between_dof + dof
+        pooled = (self.between_dof * prior + squares) / (self.between_dof + dof)
+        # A board that scatters more than the job expected is not talked down by the prior.
+        return max(pooled, squares / dof if dof else 0.0), self.between_dof + dof
 
     def _drop_beaten(self) -> None:
         for arm in self._contending():
@@ -251,8 +266,23 @@ class Finals:
         """The look after block 3, while another block fits: is a winner found, or none to be hoped for?"""
         if self._block != _FIRST_LOOK or self.is_incumbent_lost():
             return False
+        if not any(self._would_narrow(arm) for arm in self._contending()):
+            return True
         self._looked = True
         return self.winner() is not None or all(self._is_futile(arm) for arm in self._contending())
+
+    def _would_narrow(self, arm: int) -> bool:
+        """Whether the last look that fits is to be narrower than spending all the error now.
+
+        Where the sensor's steps rule it is not. The answer depends on spreads only, not on who is ahead.
+        """
+        common = len(self._common(arm, self.incumbent))
+        if common < _LEAST_PAIRS:
+            return True
+        share = 1.0 / len(self.contenders)
+        more = (self.max_windows - self._used) // len(self._active())
+        now = self._half_width(arm, self.incumbent, _ALPHA * share, common)
+        return self._half_width(arm, self.incumbent, (_ALPHA - _ALPHA_FIRST) * share, common + more) < now
 
     def _is_futile(self, arm: int) -> bool:
         comparison = self.compare(arm, self.incumbent, _LEAVE_ALPHA)
@@ -282,11 +312,14 @@ def _fit(windows: dict[int, dict[int, FinalsWindow]]) -> tuple[dict[int, float],
     arm_level = dict.fromkeys(arms, 0.0)
     block_level = dict.fromkeys(blocks, 0.0)
     for _ in range(200):
+        before = dict(arm_level)
         for arm in arms:
             rest = [value - block_level[b] for (a, b), value in cells.items() if a == arm]
             arm_level[arm] = sum(rest) / len(rest)
         for block in blocks:
             rest = [value - arm_level[a] for (a, b), value in cells.items() if b == block]
             block_level[block] = sum(rest) / len(rest)
+        if all(abs(arm_level[arm] - before[arm]) < 1e-13 for arm in arms):
+            break
     squares = sum((value - arm_level[a] - block_level[b]) ** 2 for (a, b), value in cells.items())
     return arm_level, squares, max(len(cells) - len(arms) - len(blocks) + 1, 0)

@@ -1,13 +1,14 @@
 """Latency percentiles with bounds, how misses cluster, and the test that ends a hopeless window.
 
 A *miss* is a request slower than a percentile (its window's own, or the bound). Misses come in runs, so n
-requests say as much as n/D independent ones: D = (1 + c)/(1 - c) with c the lag-1 correlation of misses.
+requests say as much as n/D independent ones; D is (1 + c)/(1 - c), c the lag-1 correlation, were misses a Markov chain.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ from jouletune.quantiles import misses_allowed, misses_condemning
 
 _MISSES_BEFORE_KNOWN = 20
 _DESIGN_MAX = 10.0
+_LAGS = 32
+_CORRELATION_MOST = 0.9
+_EXCESS_RAISED = 4.0
 _DIVISOR_BEFORE_KNOWN = 2.0
 _STOP_AT = 20.0
 _ALTERNATIVES = 10
@@ -24,44 +28,62 @@ _ALTERNATIVES = 10
 
 @dataclass(frozen=True, slots=True)
 class Clustering:
-    """Counts pooled over a job. `followed` of the `followable` misses (not last in a window) precede one."""
+    """Counts pooled over a job: after `followable[k]` misses the request k + 1 later was seen, `followed[k]` miss.
+
+    The lag-1 formula alone falls short where latencies wander slowly or a slow state misses only now and then (D of
+    2.3 for 5.9), and misses that a window's own percentile defines look less clustered than those beyond a bound. So
+    D is the larger of it and one plus twice the correlations up to where they vanish, its excess over one raised by
+    4/sqrt(misses), which also covers that it is an estimate.
+    """
 
     requests: int = 0
     misses: int = 0
-    followable: int = 0
-    followed: int = 0
+    followable: tuple[int, ...] = (0,) * _LAGS
+    followed: tuple[int, ...] = (0,) * _LAGS
 
     def add(self, latency_s: NDArray[np.float64], percentile: float) -> Clustering:
         """With one more window's latencies, shape (n_requests,), in order of completion."""
         if latency_s.size == 0:
             return self
         missed = latency_s > np.percentile(latency_s, percentile, method="inverted_cdf")
+        lags = [lag for lag in range(1, _LAGS + 1) if lag < missed.size]
+        seen = [int(missed[:-lag].sum()) for lag in lags]
+        again = [int((missed[:-lag] & missed[lag:]).sum()) for lag in lags]
         return Clustering(
             requests=self.requests + int(missed.size),
             misses=self.misses + int(missed.sum()),
-            followable=self.followable + int(missed[:-1].sum()),
-            followed=self.followed + int((missed[:-1] & missed[1:]).sum()),
+            followable=_added(self.followable, seen),
+            followed=_added(self.followed, again),
         )
 
     @property
     def known(self) -> bool:
-        return self.misses >= _MISSES_BEFORE_KNOWN and self.followable > 0
+        return self.misses >= _MISSES_BEFORE_KNOWN and self.followable[0] > 0
 
     @property
     def design(self) -> float:
         """D: one until 20 misses were seen, within 1..10."""
         if not self.known:
             return 1.0
+        correlations = self._correlations()
+        first = min(correlations[0], _CORRELATION_MOST)
+        total = 1.0 + 2.0 * sum(takewhile(lambda one: one > self.requests**-0.5, correlations))
+        excess = max((1.0 + first) / (1.0 - first), total) - 1.0
+        return min(max(1.0 + excess * (1.0 + _EXCESS_RAISED / math.sqrt(self.misses)), 1.0), _DESIGN_MAX)
+
+    def _correlations(self) -> list[float]:
         share = self.misses / self.requests
-        correlation = (self.followed / self.followable - share) / (1.0 - share)
-        if correlation >= 1.0:
-            return _DESIGN_MAX
-        return min(max((1.0 + correlation) / (1.0 - correlation), 1.0), _DESIGN_MAX)
+        pairs = zip(self.followed, self.followable, strict=True)
+        return [(again / seen - share) / (1.0 - share) for again, seen in pairs if seen > 0]
 
     @property
     def divisor(self) -> float:
         """What the running test divides its evidence by: D, or 2 before D is known."""
         return self.design if self.known else _DIVISOR_BEFORE_KNOWN
+
+
+def _added(counts: tuple[int, ...], more: list[int]) -> tuple[int, ...]:
+    return tuple(count + one for count, one in zip(counts, more + [0] * (len(counts) - len(more)), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
