@@ -63,8 +63,10 @@ class Faults:
 
     def hold(self) -> None:
         """Say that this process stands still, and stand still until it is released."""
-        with open(os.path.join(self._folder, "held"), "w", encoding="ascii") as file:
+        held = os.path.join(self._folder, "held")
+        with open(held + ".new", "w", encoding="ascii") as file:
             file.write(f"{os.getpid()}\n")
+        os.rename(held + ".new", held)
         while not os.path.exists(os.path.join(self._folder, "release")):
             time.sleep(_POLL_S)
 

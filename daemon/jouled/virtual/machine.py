@@ -84,6 +84,7 @@ class VirtualMachine:
         self.kernel = Kernel(str(root), "boot")
         self.kernel.settle_hotplug()
         install(str(root))
+        self._writes_path = root / FOLDER / "writes"
         self._state_path = root / FOLDER / "state.json"
         state = self._load_state()
         self.clock = SimClock(start_s=state["boottime_s"], boot_wall_s=state["boot_wall_s"], passes=self._pass)
@@ -128,7 +129,7 @@ class VirtualMachine:
         self._operation: Operation | None = None
         self._variant, self._arrival = Variant(), Arrival()
         self._pace = 1.0
-        self._seen_writes = -1
+        self._seen_writes = (0, -1)
         self._began_s, self._saved_s = now_s, now_s
         self._reran = self._held = False
         self._boot_id = self.kernel.load(BOOT_ID)
@@ -257,10 +258,11 @@ class VirtualMachine:
 
     def sync(self) -> None:
         """See whether knobs were written, by this process or another, and let the plant follow from now on."""
-        size = os.stat(self.root / FOLDER / "writes").st_size
-        if size == self._seen_writes:
+        status = os.stat(self._writes_path)
+        writes = (status.st_mtime_ns, status.st_size)
+        if writes == self._seen_writes:
             return
-        self._seen_writes = size
+        self._seen_writes = writes
         if self.kernel.load(BOOT_ID) != self._boot_id:
             self._is_dead = True
             self.check_alive()

@@ -118,22 +118,18 @@ class Supply:
         self._thermal = thermal
         self._origin_s = start_s - BLOCK_S * float(rng.uniform(2.0, 3.0))
         self._noise = BlockNoise(rng, noise, rails)
-        nothing = Power((0.0,) * rails, (0.0,) * rails)
-        self._pieces = [Piece(-math.inf, start_c, start_c, 1.0, nothing)]
-        self._starts = [-math.inf]
         self._start_c = start_c
-        self._blocks: dict[int, list[float]] = {}
+        self._pieces: list[Piece] = []
+        self._starts: list[float] = []
 
     def change(self, at_s: float, power: Power) -> None:
-        """From `at_s` on the rails draw `power`. Before the first change the same was drawn, in thermal rest."""
+        """From `at_s` on the rails draw `power`; before the first change they drew the same, at one temperature."""
         end_c, time_s = steady(power, self.total, self._thermal)
-        if len(self._pieces) == 1:
-            self._pieces, self._starts = [], []
-            at_s = self._origin_s
-            start_c = self._start_c
-        else:
-            start_c = self.temperature_c(at_s)
-        if self._starts and self._starts[-1] >= at_s:
+        if not self._pieces:
+            self._pieces.append(Piece(self._origin_s, self._start_c, self._start_c, time_s, power))
+            self._starts.append(self._origin_s)
+        start_c = self.temperature_c(at_s)
+        if self._starts[-1] >= at_s:
             self._pieces.pop()
             self._starts.pop()
         self._pieces.append(Piece(at_s, start_c, end_c, time_s, power))
