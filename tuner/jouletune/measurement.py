@@ -165,7 +165,7 @@ def _energy(trace: PowerTrace, end_s: Floats) -> _Energy:
     residual = joules - total_j / total * requests
     se_ratio = (
         math.sqrt(float((residual**2).sum()) / (batches * (batches - 1))) / (total_j / batches)
-        if batches > 1
+        if batches > 1 and total_j > 0.0
         else math.inf
     )
     return _Energy(first_s, last_s, total, total_j, batches, se_ratio, _trend(joules, requests))
@@ -177,7 +177,7 @@ def _trend(joules: Floats, requests: NDArray[np.int64]) -> float:
         return 0.0
     first = float(joules[:half].sum()) / int(requests[:half].sum())
     second = float(joules[-half:].sum()) / int(requests[-half:].sum())
-    return second / first - 1.0
+    return second / first - 1.0 if first > 0.0 else 0.0
 
 
 def _edges(end_s: Floats, batches: int) -> Floats:
@@ -239,7 +239,7 @@ def measure(
     between: Between,
     bound_s: float | None = None,
 ) -> Measurement:
-    """Numbers of the window start_s..end_s. Raises MeasurementError with fewer than three requests in it."""
+    """Numbers of the window start_s..end_s. Raises MeasurementError with fewer than three requests or no energy."""
     ended = _ended_within(completions, start_s, end_s)
     ended_s = completions.end_s[ended]
     if ended_s.size < 3:
@@ -248,6 +248,8 @@ def measure(
             "give slow modes a longer window"
         )
     energy = _energy(trace, ended_s)
+    if energy.joules <= 0.0:
+        raise MeasurementError(f"window of {end_s - start_s:.1f} s: wanted energy above 0 J, got {energy.joules:.3g} J")
     latencies_s = ended_s - completions.arrival_s[ended]
     bounds = percentile_bounds(latencies_s, percentile, clustering.design)
     duration_s = energy.last_s - energy.first_s

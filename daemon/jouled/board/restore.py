@@ -63,7 +63,7 @@ def _fail(left: tuple[str, ...]) -> RestoreError:
     )
 
 
-def _start_units(host: Host, units: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def start_units(host: Host, units: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Units started, and a warning for each that was not: the board itself is right by then."""
     started: list[str] = []
     warnings: list[str] = []
@@ -98,7 +98,7 @@ def _of_this_boot(host: Host, snapshot: Snapshot) -> RestoreReport:
     killed = end_orphans(snapshot.mark, snapshot.children)
     changed = tuple(differences(host.sysfs, snapshot.knobs).values())
     put_back(host.sysfs, snapshot.knobs, why="restore")
-    started, warnings = _start_units(host, snapshot.stopped_units)  # also where a knob does not obey
+    started, warnings = start_units(host, snapshot.stopped_units)  # also where a knob does not obey
     left = put_back(host.sysfs, snapshot.knobs, why="restore")  # a unit may have set knobs of its own
     if left:
         raise _fail(left)

@@ -240,12 +240,8 @@ class Job:
                 elapsed_s=self._elapsed_s,
                 make_search=make_search,
             )
-            try:
-                finding = tuning.run()
-            except Stopped:
-                fill_reference(self.result, trials, ground.space.reference)
-                raise
-        fill_sides(self.result, trials, ground.space.reference, finding)
+            finding = tuning.run()
+        fill_sides(self.result, trials, finding)
         self._settle(finding.decision)
         self._enforce(ground, finding, actuator)
 
@@ -357,6 +353,7 @@ class Job:
 
     def _finish(self) -> None:
         if self._trials is not None:
+            fill_reference(self.result, self._trials)
             fill_counts(self.result, self._trials.account)
         self._events.emit("finished", result=self.result.as_json())
 

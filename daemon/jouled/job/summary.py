@@ -123,16 +123,15 @@ def _side(trials: Trials, arm: Arm) -> Side | None:
     )
 
 
-def fill_reference(result: JobResult, trials: Trials, reference: int) -> None:
+def fill_reference(result: JobResult, trials: Trials) -> None:
     """The reference, as far as it was measured."""
-    result.reference = _side(trials, Arm(reference, ClocksPolicy.CAPPED))
+    result.reference = _side(trials, Arm(trials.space.reference, ClocksPolicy.CAPPED))
     result.latency_bound_s = trials.limits.bound_s
 
 
-def fill_sides(result: JobResult, trials: Trials, reference: int, finding: Finding) -> None:
+def fill_sides(result: JobResult, trials: Trials, finding: Finding) -> None:
     """All sides of the decision, and what was decided on."""
     decision = finding.decision
-    fill_reference(result, trials, reference)
     result.incumbent = _side(trials, finding.incumbent)
     result.winner = None if decision.winner is None else _side(trials, finding.arms[decision.winner])
     best = finding.best_seen if decision.best is None else finding.arms[decision.best]

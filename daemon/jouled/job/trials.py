@@ -87,7 +87,7 @@ class Trials:
         on_applied: Callable[[int, ClocksPolicy], None],
     ) -> None:
         self._host = host
-        self._space = space
+        self.space = space
         self._actuator = actuator
         self._measurer = measurer
         self._runner = runner
@@ -144,7 +144,7 @@ class Trials:
             attempt=attempt,
             purpose=purpose,
             index=index,
-            candidate=self._space.candidates[index],
+            candidate=self.space.candidates[index],
             policy=policy.value,
             t_s=self._host.clock.monotonic_s() - self._began_s,
             duration_s=0.0,
@@ -184,7 +184,7 @@ class Trials:
         return self._weigh(blank, taken, self._actuator.verify(mode, policy)), taken
 
     def _apply(self, blank: Trial, policy: ClocksPolicy) -> None:
-        is_reference = blank.index == self._space.reference
+        is_reference = blank.index == self.space.reference
         why = Why.REFERENCE if is_reference else Why.TRIAL
         note_apply(self._host, blank.candidate.mode, why=why, fingerprint=self._fingerprint)
         self._actuator.apply(blank.candidate.mode, policy)
@@ -192,7 +192,7 @@ class Trials:
 
     def _leave(self) -> None:
         """The board is in danger in this mode: back to the reference at once."""
-        reference = self._space.candidates[self._space.reference]
+        reference = self.space.candidates[self.space.reference]
         self._actuator.apply(reference.mode, ClocksPolicy.CAPPED)
 
     def _load(self, variant: Variant) -> None:
@@ -220,7 +220,7 @@ class Trials:
             )
         measurement = self._measure(taken)
         infeasible = self._infeasible(taken, measurement)
-        is_reference = blank.index == self._space.reference
+        is_reference = blank.index == self.space.reference
         normal_hz = self.account.normal_over_current_hz
         if is_reference and evidence.over_current_s > 0.0:
             normal_hz = max(normal_hz, evidence.over_current / evidence.over_current_s)

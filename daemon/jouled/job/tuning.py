@@ -234,7 +234,7 @@ class Tuning:
     # --- finals -----------------------------------------------------------------------------------------
 
     def _finals(self, search: Search, ended: ReasonCode) -> Finding:
-        best = search.best(2)
+        best = self._best(search)
         finalists = self._finalists(best)
         best_seen = self._arm(best[0], self._policy) if best else None
         numbered = dict(enumerate(dict.fromkeys((*finalists, self._incumbent_arm(), self._arm_of_reference()))))
@@ -255,6 +255,11 @@ class Tuning:
             in_time = run_blocks(self._trials, finals, numbered, random.Random(self._request.seed), self._has_time_for)
             decision = decide(finals, ended=ended if in_time else ReasonCode.TIME)
         return Finding(decision, numbered, self._incumbent, self._bound_s, best_seen)
+
+    def _best(self, search: Search) -> list[int]:
+        """The best two that were measured under the policy that is searched; the reference itself never is locked."""
+        policy = self._policy.value
+        return [index for index in search.best(3) if self._trials.account.valid(index, policy)][:2]
 
     def _no_contest(self, finals: Finals, ended: ReasonCode) -> Decision | None:
         """Where nobody can replace the incumbent there is nothing to play for."""
