@@ -645,6 +645,33 @@ def test_runner_refuses_what_makes_no_sense(machine: VirtualMachine) -> None:
         runner.begin()
 
 
+@pytest.mark.parametrize(
+    ("workload", "gpu", "cpu", "emc"),
+    [
+        ("yolov8s-640", 1.85, 1.14, 1.11),
+        ("resnet50", 2.02, 1.08, 1.01),
+        ("vit-b16", 2.05, 1.07, 1.00),
+        ("llm-decode", 1.21, 1.01, 1.48),
+        ("preproc-heavy", 1.11, 1.88, 1.00),
+        ("tiny", 1.00, 1.98, 1.00),
+    ],
+)
+def test_workload_is_bound_by_what_its_name_says(
+    machine: VirtualMachine, workload: str, gpu: float, cpu: float, emc: float
+) -> None:
+    plant = LayerPlant(load_workload(workload))
+    paces = [
+        plant.operate(wanted_setting(machine.setting, AGX_ORIN_64GB, mode, "capped"), Variant()).service_s
+        for mode in (
+            MAXN,
+            replace(MAXN, gpu_hz=612_000_000),
+            replace(MAXN, cpu_hz=1_113_600_000),
+            replace(MAXN, emc_hz=2_133_000_000),
+        )
+    ]
+    assert [pace / paces[0] for pace in paces[1:]] == pytest.approx([gpu, cpu, emc], abs=0.01)
+
+
 def test_unknown_workload_is_named_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"no virtual workload 'bert'; there are \[.*'yolov8s-640'"):
         load_workload("bert")

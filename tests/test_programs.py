@@ -25,10 +25,11 @@ from jouled.virtual.processes import VirtualProcesses
 from jouled.virtual.programs import PLACES, collect, install, program
 from jouled.virtual.tree import boot, make_tree
 
+HOME = "/root"
 STATUS = "/var/lib/nvpmodel/status"
 IN_USE = "/var/lib/nvpmodel/conf_file_path"
 MASK = f"{GPU}/tpc_pg_mask"
-STORE = "/root/.jetsonclocks_conf.txt"
+STORE = f"{HOME}/.jetsonclocks_conf.txt"
 UNKEPT = {f"/{FOLDER}/writes", f"/{FOLDER}/took_s"}
 WARNING = (
     "NVPM WARN: Golden image context is already created\n"
@@ -370,8 +371,8 @@ ROWS_21 = (
     jc(
         "2.1 arguments are not quoted",
         "--store",
-        "/root/two words",
-        changed={"/root/two": "*"},
+        f"{HOME}/two words",
+        changed={f"{HOME}/two": "*"},
     ),
 )
 
@@ -380,28 +381,28 @@ ROWS_22 = (
     jc(
         "2.2 --store: file exists, EOF",
         "--store",
-        "/root/s",
-        before=(("jetson_clocks", "--store", "/root/s"),),
-        stdout="File /root/s already exists. Can I overwrite it? Y/N: Error: file /root/s already exists!\n",
+        f"{HOME}/s",
+        before=(("jetson_clocks", "--store", f"{HOME}/s"),),
+        stdout=f"File {HOME}/s already exists. Can I overwrite it? Y/N: Error: file {HOME}/s already exists!\n",
         code=1,
     ),
     jc(
         "2.2 --store: file exists, N",
         "--store",
-        "/root/s",
-        files={"/root/s": "old"},
+        f"{HOME}/s",
+        files={f"{HOME}/s": "old"},
         answer="N\n",
-        stdout="File /root/s already exists. Can I overwrite it? Y/N: Error: file /root/s already exists!\n",
+        stdout=f"File {HOME}/s already exists. Can I overwrite it? Y/N: Error: file {HOME}/s already exists!\n",
         code=1,
     ),
     jc(
         "2.2 --store: file exists, Y while locked keeps the locked values",
         "--store",
-        "/root/s",
-        before=(("jetson_clocks", "--store", "/root/s"), ("jetson_clocks",)),
+        f"{HOME}/s",
+        before=(("jetson_clocks", "--store", f"{HOME}/s"), ("jetson_clocks",)),
         answer="Y\n",
-        stdout="File /root/s already exists. Can I overwrite it? Y/N: ",
-        changed={"/root/s": "*"},
+        stdout=f"File {HOME}/s already exists. Can I overwrite it? Y/N: ",
+        changed={f"{HOME}/s": "*"},
     ),
     jc("2.2 --restore without file", "--restore", stdout=f"Error: {STORE} file not found !\n", code=1),
     jc(
@@ -468,12 +469,12 @@ def call(root: Path, argv: tuple[str, ...], answer: str | None, *, child: bool) 
             capture_output=True,
             text=True,
             timeout=30,
-            env={"HOME": "/root", "LC_ALL": "C", "PATH": "/usr/bin:/bin"},
+            env={"HOME": HOME, "LC_ALL": "C", "PATH": "/usr/bin:/bin"},
             check=False,
         )
         return done.returncode, done.stdout, done.stderr
     kernel, console = Kernel(str(root), argv[0]), Console([answer.strip()] if answer else [])
-    run = Nvpmodel(kernel, console) if argv[0] == "nvpmodel" else JetsonClocks(kernel, console, home="/root")
+    run = Nvpmodel(kernel, console) if argv[0] == "nvpmodel" else JetsonClocks(kernel, console, home=HOME)
     code = run.run(list(argv[1:]))
     if run.reboots:
         boot(root)
@@ -528,8 +529,8 @@ def test_program_does_what_the_papers_line_says(tmp_path: Path, row: Row, *, chi
 
 def test_store_keeps_minima_idle_gpu_and_lock_but_no_maximum(tmp_path: Path) -> None:
     make_tree(tmp_path)
-    assert call(tmp_path, ("jetson_clocks", "--store", "/root/s"), None, child=False)[0] == 0
-    lines = (tmp_path / "root/s").read_text().splitlines()
+    assert call(tmp_path, ("jetson_clocks", "--store", f"{HOME}/s"), None, child=False)[0] == 0
+    lines = (tmp_path / f"{HOME[1:]}/s").read_text().splitlines()
     assert f"{CPU}/cpu0/cpufreq/scaling_min_freq:729600" in lines
     assert f"{DEVFREQ}/min_freq:306000000" in lines
     assert f"{EMC}/mrq_rate_locked:0" in lines
