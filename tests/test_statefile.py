@@ -1,0 +1,157 @@
+"""State files: whole or old after any crash, never obeyed when damaged, linked or unknown."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from jouled.board.statefile import read_state, remove_durably, set_aside, write_durably, write_state
+from jouled.errors import StateError
+
+SCHEMA = "jouled.test/1"
+
+
+def write(path: Path, **content: object) -> Path:
+    write_state(path, SCHEMA, content)
+    return path
+
+
+def read(path: Path) -> object:
+    fields = read_state(path, SCHEMA)
+    assert fields is not None
+    return fields
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "deep" / "x.json", name="ä", number=0.1, none=None, many=["a"])
+    fields = read_state(path, SCHEMA)
+    assert fields is not None
+    assert (fields.text("name"), fields.number("number"), fields.texts("many")) == ("ä", 0.1, ("a",))
+    assert fields.integer_or_none("none") is None
+    assert sorted(os.listdir(path.parent)) == ["x.json"]
+
+
+def test_absent_file_is_none(tmp_path: Path) -> None:
+    assert read_state(tmp_path / "x.json", SCHEMA) is None
+
+
+@pytest.mark.parametrize("length", [0, 1, 20, 60])
+def test_torn_file_is_named_and_kept(tmp_path: Path, length: int) -> None:
+    path = write(tmp_path / "x.json", name="value")
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(StateError, match=r"x\.json.*damaged") as caught:
+        read(path)
+    assert "mv " in caught.value.hint
+    assert path.exists()
+
+
+def test_edited_value_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.json", name="value")
+    path.write_text(path.read_text().replace("value", "other"))
+    with pytest.raises(StateError, match="edited"):
+        read(path)
+
+
+def test_unknown_schema_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_state(path, "jouled.test/2", {})
+    with pytest.raises(StateError, match=r"wanted 'jouled\.test/1', got 'jouled\.test/2'"):
+        read(path)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '"x"', "7"])
+def test_json_that_is_no_object_is_damage(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(StateError, match="JSON object"):
+        read(path)
+
+
+def test_link_is_not_followed(tmp_path: Path) -> None:
+    write(tmp_path / "real.json", name="value")
+    (tmp_path / "x.json").symlink_to("real.json")
+    with pytest.raises(StateError, match="symbolic link"):
+        read(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_ordinary_file_is_refused_at_once(tmp_path: Path, make: object) -> None:
+    assert callable(make)
+    make(tmp_path / "x.json")
+    with pytest.raises(StateError, match="no ordinary file"):
+        read(tmp_path / "x.json")
+
+
+def test_link_in_the_way_of_a_write_is_replaced_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("keep")
+    for name in ("x.json", ".x.json.new"):
+        (tmp_path / name).symlink_to("target")
+    write(tmp_path / "x.json", name="value")
+    assert target.read_text() == "keep"
+    assert not (tmp_path / "x.json").is_symlink()
+
+
+def test_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.json", name="old")
+    (tmp_path / ".x.json.new").mkdir()  # in the way of the fresh file
+    with pytest.raises(StateError, match=r"x\.json: cannot be written"):
+        write(path, name="new")
+    fields = read_state(path, SCHEMA)
+    assert fields is not None
+    assert fields.text("name") == "old"
+
+
+def test_leftover_of_a_killed_write_is_no_hindrance(tmp_path: Path) -> None:
+    (tmp_path / ".x.json.new").write_text('{"half')
+    write(tmp_path / "x.json", name="value")
+    read(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "reader"),
+    [("a", "integer"), ("flag", "integer"), ("a", "number"), ("a", "fields"), ("number", "text"), ("gone", "text")],
+)
+def test_attribute_of_the_wrong_type_is_named(tmp_path: Path, name: str, reader: str) -> None:
+    fields = read_state(write(tmp_path / "x.json", a="text", flag=True, number=1), SCHEMA)
+    assert fields is not None
+    with pytest.raises(StateError, match=rf"x\.json: {name}: wanted"):
+        getattr(fields, reader)(name)
+
+
+def test_nested_attribute_is_named_with_its_place(tmp_path: Path) -> None:
+    fields = read_state(write(tmp_path / "x.json", outer=[{"a": 1}, {"a": "x"}]), SCHEMA)
+    assert fields is not None
+    second = fields.list_of_fields("outer")[1]
+    with pytest.raises(StateError, match=r"outer\[1\]\.a: wanted an integer"):
+        second.integer("a")
+
+
+def test_set_aside_keeps_every_earlier_one(tmp_path: Path) -> None:
+    names = []
+    for text in ("one", "two"):
+        write_durably(tmp_path / "x.json", text.encode())
+        names.append(set_aside(tmp_path / "x.json"))
+    assert [name.read_text() for name in names] == ["one", "two"]
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_numbers_that_are_none_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        write(tmp_path / "x.json", number=float("nan"))
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_remove_says_whether_there_was_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.json")
+    assert remove_durably(path)
+    assert not remove_durably(path)
+
+
+def test_file_is_readable_json_with_its_schema(tmp_path: Path) -> None:
+    document = json.loads(write(tmp_path / "x.json", name="value").read_text())
+    assert document["schema"] == SCHEMA
+    assert document["name"] == "value"
