@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,25 +145,36 @@ def finals_run(rng: np.random.Generator, board: Board, savings: tuple[float, ...
     return decide(finals, ended=ReasonCode.BUDGET)
 
 
-def report(runs: int, seed: int, supply_v: float | None, between_ratio: float | None) -> None:
-    for power_w in (12.0, 25.0):
-        rng = np.random.default_rng((seed, int(power_w)))
-        boards = [draw_board(rng, supply_v=supply_v, between_ratio=between_ratio) for _ in range(runs)]
-        results = [interval_run(rng, board, draw_arm(rng, power_w)) for board in boards]
-        held = float(np.mean([hit for hit, _ in results]))
-        width = float(np.mean([half for _, half in results]))
-        print(f"{power_w:g} W: interval holds the truth in {100 * held:.1f} %, mean half-width {100 * width:.2f} %")
-        for savings in ((0.02, 0.02), (0.02, 0.0), (0.06, 0.04), (0.06, 0.06)):
-            decisions = [finals_run(rng, board, savings, power_w) for board in boards]
-            tuned = float(np.mean([d.outcome is Outcome.TUNED for d in decisions]))
-            held = float(np.mean([_holds(d, savings) for d in decisions]))
-            print(f"  true savings {savings}: tuned in {100 * tuned:.1f} %, its interval holds in {100 * held:.1f} %")
+def interval_rates(rng: np.random.Generator, boards: Sequence[Board], power_w: float) -> tuple[float, float]:
+    """Share of intervals that hold the truth, and their mean relative half-width."""
+    results = [interval_run(rng, board, draw_arm(rng, power_w)) for board in boards]
+    return float(np.mean([hit for hit, _ in results])), float(np.mean([half for _, half in results]))
+
+
+def finals_rates(
+    rng: np.random.Generator, boards: Sequence[Board], savings: tuple[float, ...], power_w: float
+) -> tuple[float, float]:
+    """Share of finals that end in `tuned`, and whose interval of the best contender's energy holds the truth."""
+    decisions = [finals_run(rng, board, savings, power_w) for board in boards]
+    tuned = [decision.outcome is Outcome.TUNED for decision in decisions]
+    return float(np.mean(tuned)), float(np.mean([_holds(decision, savings) for decision in decisions]))
 
 
 def _holds(decision: Decision, savings: tuple[float, ...]) -> bool:
     if decision.gain is None or decision.best is None:
         return True
     return decision.gain.lower <= 1.0 - savings[decision.best - 1] <= decision.gain.upper
+
+
+def report(runs: int, seed: int, supply_v: float | None, between_ratio: float | None) -> None:
+    for power_w in (12.0, 25.0):
+        rng = np.random.default_rng((seed, int(power_w)))
+        boards = [draw_board(rng, supply_v=supply_v, between_ratio=between_ratio) for _ in range(runs)]
+        held, half = interval_rates(rng, boards, power_w)
+        print(f"{power_w:g} W: interval holds the truth in {100 * held:.1f} %, mean half-width {100 * half:.2f} %")
+        for savings in ((0.02, 0.02), (0.02, 0.0), (0.06, 0.04), (0.06, 0.06)):
+            tuned, held = finals_rates(rng, boards, savings, power_w)
+            print(f"  true savings {savings}: tuned in {100 * tuned:.1f} %, interval holds in {100 * held:.1f} %")
 
 
 def main() -> None:

@@ -88,7 +88,7 @@ class Measurement:
 
     `latency_upper_s` is infinite where the window held too few requests. `over_bound` counts requests slower
     than the bound (0 without one). `latency_design` is the D that the latency bounds were made with. `trend_ratio`:
-    energy of the window's second half over its first half's, less one.
+    the second half's energy over the first half's, less one (a middle batch is left out).
     """
 
     rail: str
