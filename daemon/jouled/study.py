@@ -31,7 +31,8 @@ def _damage(path: Path) -> str | None:
     if not path.exists():
         return None
     try:
-        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        # mode=rw: what a killed writer left half done is rolled back by the look itself
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as connection:
             answer = connection.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.Error as error:
         return str(error)
@@ -48,6 +49,7 @@ def _set_aside(path: Path, why: str) -> None:
 @contextmanager
 def open_storage(state_dir: Path) -> Iterator[RDBStorage]:
     """Optuna's storage in `state_dir`; a damaged one is set aside and an empty one made. Raises StateError."""
+    from optuna.exceptions import OptunaError
     from optuna.storages import RDBStorage
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -60,11 +62,11 @@ def open_storage(state_dir: Path) -> Iterator[RDBStorage]:
     state_dir.mkdir(parents=True, exist_ok=True)
     try:
         storage = RDBStorage(f"sqlite:///{path}")
-    except (SQLAlchemyError, RuntimeError, ValueError) as error:  # another program's, or another version's
+    except (OptunaError, SQLAlchemyError, RuntimeError) as error:  # another program's, or another version's
         _set_aside(path, str(error).splitlines()[0])
         try:
             storage = RDBStorage(f"sqlite:///{path}")
-        except SQLAlchemyError as again:
+        except (OptunaError, SQLAlchemyError) as again:
             raise StateError(f"{path}: cannot be made: {again}", hint="free some space, or mend its rights") from again
     try:
         yield storage
