@@ -111,8 +111,8 @@ class Unrefusing(VirtualSysfs):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_knobs_are_identical_after_any_damage(data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+def test_knobs_are_identical_after_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as folder:
         root = Path(folder) / "board"
         make_tree(root, base_mode=data.draw(st.sampled_from(("MAXN", "MODE_30W"))))
         sysfs = VirtualSysfs(root)

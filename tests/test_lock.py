@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -99,6 +100,22 @@ def test_link_in_place_of_the_lock_is_refused(host: Host, tmp_path: Path) -> Non
     with pytest.raises(StateError, match=r"board\.lock"), hold_board(host, verb="x"):
         pytest.fail("the lock was taken through a link")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_file_removed_between_open_and_lock_is_not_the_lock(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock = fcntl.flock
+    removed: list[bool] = []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not removed:
+            removed.append(True)
+            (folder(host) / "board.lock").unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with hold_board(host, verb="tune"), pytest.raises(BusyError), hold_board(host, verb="x"):
+        pytest.fail("two hold the board")
+    assert removed
 
 
 def test_lock_file_replaced_meanwhile_excludes_nobody_twice(host: Host) -> None:

@@ -12,8 +12,12 @@ from jouled.board.sysfs import Sysfs
 from jouled.errors import NotSupportedError, SensorError
 from jouled.virtual.clock import SimClock
 from jouled.virtual.faults import set_faults
+from jouled.virtual.machine import VirtualMachine
+from jouled.virtual.runner import VirtualRunner
 from jouled.virtual.sysfs import VirtualSysfs
 from jouled.virtual.tree import boot, make_tree
+from jouled.workload.runner import Arrival
+from jouletune.space import Variant
 
 TOTAL = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
 
@@ -238,3 +242,19 @@ def test_idle_power_is_the_mean_over_its_time() -> None:
 def test_idle_power_without_a_reading_is_an_error() -> None:
     with pytest.raises(SensorError, match="no reading in 2 s"):
         measure_idle_w(clock(), Scripted(None), duration_s=2.0, rate_hz=1.0)
+
+
+def test_what_is_sampled_is_what_the_board_drew(tmp_path: Path) -> None:
+    machine = VirtualMachine(tmp_path / "board", programs="in_process")
+    runner = VirtualRunner(machine, Arrival())
+    runner.load(Variant())
+    runner.begin()
+    machine.clock.sleep(5.0)
+    meter = find_meter(machine.sysfs, TOTAL)
+    began_s = machine.clock.monotonic_s()
+    sampled_w = measure_idle_w(machine.clock, meter, duration_s=60.0, rate_hz=5.0)
+    drawn_w = machine.energy_j(began_s, machine.clock.monotonic_s()) / 60.0
+    runner.close()
+    machine.close()
+    assert sampled_w == pytest.approx(drawn_w, rel=0.02)
+    assert drawn_w > 10.0

@@ -356,7 +356,7 @@ def test_units_are_started_also_where_a_knob_does_not_obey(board: Board) -> None
     assert board.asked() == ["start -- detector.service"]
 
 
-@pytest.mark.parametrize("unit", ["--now", "a b.service", "x.service; reboot", "../x.service", ""])
+@pytest.mark.parametrize("unit", ["--now", "-x.service", "a b.service", "x.service; reboot", "../x.service", ""])
 def test_text_that_is_no_unit_is_not_obeyed(board: Board, unit: str) -> None:
     board.systemctl()
     board.snapshot(stopped_units=(unit,))

@@ -155,3 +155,23 @@ def test_file_is_readable_json_with_its_schema(tmp_path: Path) -> None:
     document = json.loads(write(tmp_path / "x.json", name="value").read_text())
     assert document["schema"] == SCHEMA
     assert document["name"] == "value"
+
+
+def test_content_is_on_the_disk_before_the_name_and_the_name_before_the_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def watch_fsync(descriptor: int) -> None:
+        steps.append(f"sync {os.path.basename(os.readlink(f'/proc/self/fd/{descriptor}'))}")
+        fsync(descriptor)
+
+    def watch_replace(source: Path, target: Path) -> None:
+        steps.append(f"rename to {target.name}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", watch_fsync)
+    monkeypatch.setattr(os, "replace", watch_replace)
+    write(tmp_path / "x.json", name="value")
+    assert steps == ["sync .x.json.new", "rename to x.json", f"sync {tmp_path.name}"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jouled.board.knobs import Knobs
 from jouled.board.statefile import Fields, read_state, remove_durably, write_state
+from jouled.errors import StateError
 from jouletune.space import Candidate, PowerMode, Variant
 
 _SCHEMA = "jouled.applied/1"
@@ -47,6 +48,16 @@ def mode_from_fields(fields: Fields) -> PowerMode:
     )
 
 
+def knobs_from_fields(fields: Fields, name: str) -> Knobs:
+    """Knobs, each checked to be one. Raises StateError."""
+    knobs = Knobs(fields.text_map(name))
+    try:
+        knobs.check()
+    except StateError as error:
+        raise StateError(f"{fields.path}: {name}: {error}", hint=error.hint) from error
+    return knobs
+
+
 def _candidate_from_fields(fields: Fields) -> Candidate:
     variant = fields.fields("variant")
     engine = variant.values.get("engine")
@@ -82,14 +93,8 @@ def applied_from_fields(fields: Fields) -> Applied:
         decision_id=fields.text("decision_id"),
         wall_s=fields.number("wall_s"),
         boot_id=fields.text("boot_id"),
-        home=_home(fields),
+        home=knobs_from_fields(fields, "home"),
     )
-
-
-def _home(fields: Fields) -> Knobs:
-    home = Knobs(fields.text_map("home"))
-    home.check()
-    return home
 
 
 def write_applied(state_dir: Path, applied: Applied) -> None:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jouled.board.applied import Applied, applied_from_fields, applied_to_plain
+from jouled.board.applied import Applied, applied_from_fields, applied_to_plain, knobs_from_fields
 from jouled.board.knobs import Knobs
 from jouled.board.process import Child
 from jouled.board.statefile import Fields, read_state, remove_durably, write_state
@@ -68,15 +68,6 @@ def origin_path(state_dir: Path) -> Path:
     return state_dir / "origin.json"
 
 
-def _knobs(fields: Fields) -> Knobs:
-    knobs = Knobs(fields.text_map("knobs"))
-    try:
-        knobs.check()
-    except StateError as error:
-        raise StateError(f"{fields.path}: {error}", hint=error.hint) from error
-    return knobs
-
-
 def _units(fields: Fields) -> tuple[str, ...]:
     units = fields.texts("stopped_units")
     for unit in units:
@@ -111,7 +102,7 @@ def read_origin(state_dir: Path) -> Origin | None:
     return Origin(
         conf_sha256=fields.text("conf_sha256"),
         base_mode=fields.text("base_mode"),
-        knobs=_knobs(fields),
+        knobs=knobs_from_fields(fields, "knobs"),
         wall_s=fields.number("wall_s"),
     )
 
@@ -145,7 +136,7 @@ def read_snapshot(state_dir: Path) -> Snapshot | None:
         job=fields.text("job"),
         mark=fields.text("mark"),
         base_mode=fields.text("base_mode"),
-        knobs=_knobs(fields),
+        knobs=knobs_from_fields(fields, "knobs"),
         wall_s=fields.number("wall_s"),
         applied=None if applied is None else applied_from_fields(applied),
         stopped_units=_units(fields),
