@@ -240,6 +240,16 @@ def test_idle_states_that_the_operator_switched_off_stay_off(make: Make, method:
 
 
 @BOTH
+def test_idle_states_that_are_all_off_without_pinned_clocks_are_the_operators_wish(make: Make, method: Method) -> None:
+    bench = make("MODE_30W")
+    for path in bench.home.of(Kind.IDLE):
+        bench.sysfs.write(path, 1, why="the operator's")
+    bench.home = bench.knobs()
+    bench.actuator(method).apply(PowerMode(gpu_hz=306_000_000), CAPPED)
+    assert set(bench.knobs().of(Kind.IDLE).values()) == {"1"}
+
+
+@BOTH
 def test_a_cluster_that_comes_back_gets_the_governor_that_was_found(make: Make, method: Method) -> None:
     bench = make("MAXN")
     path = "/sys/devices/system/cpu/cpufreq/policy8/scaling_governor"
@@ -269,6 +279,36 @@ def test_cores_outside_the_base_mode_are_never_switched_on(make: Make, method: M
     for mode, policy in [(PowerMode(cores=3), LOCKED), (PowerMode(cores=8), CAPPED), (PowerMode(), LOCKED)]:
         actuator.apply(mode, policy)
         assert {bench.read(f"/sys/devices/system/cpu/cpu{cpu}/online") for cpu in (8, 9, 10, 11)} == {"0"}
+
+
+@BOTH
+def test_fewer_cores_are_the_first_of_the_base_modes_own(make: Make, method: Method) -> None:
+    bench = make("MODE_30W")
+    conf = bench.root / "etc/nvpmodel.conf"
+    before, start, block = conf.read_text().partition("< POWER_MODEL ID=2")
+    for cpu in range(4):  # the base mode keeps the last cluster instead of the second
+        block = block.replace(f"CORE_{cpu + 4} 1", f"CORE_{cpu + 4} 0", 1)
+        block = block.replace(f"CORE_{cpu + 8} 0", f"CORE_{cpu + 8} 1", 1)
+    conf.write_text(before + start + block.replace("CPU_A78_1", "CPU_A78_2", 2))
+    boot(bench.root)
+    bench = Bench(bench.root)
+    assert bench.board.base_mode.online_cpus == (0, 1, 2, 3, 8, 9, 10, 11)
+
+    bench.actuator(method).apply(PowerMode(cores=6), CAPPED)
+    assert bench.read("/sys/devices/system/cpu/online") == "0-3,8-9"
+    bench.actuator(method).apply(PowerMode(cores=8), LOCKED)
+    assert bench.read("/sys/devices/system/cpu/online") == "0-3,8-11"
+
+
+def test_own_writes_keep_the_gpu_powered_meanwhile(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    bench = make("MAXN")
+    with caplog.at_level("DEBUG", logger="jouled.board.sysfs"):
+        bench.actuator(Method.SYSFS).apply(PowerMode(gpu_hz=306_000_000), CAPPED)
+    writes = [message.partition(" (")[0] for message in caplog.messages if message.startswith("write ")]
+    power = "write /sys/devices/platform/gpu.0/power/control <- "
+    assert (
+        writes.index(f"{power}on") < writes.index(f"write {GPU}/max_freq <- 306000000") < writes.index(f"{power}auto")
+    )
 
 
 # --- nvpmodel's own truth ---------------------------------------------------------------------------------

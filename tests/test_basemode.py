@@ -124,6 +124,10 @@ def test_a_boot_core_that_the_conf_does_not_list_stays_on() -> None:
     assert _base(lines, _domains(cores=4), {"CPU_A57": 0}, range(1, 4)).online_cpus == (0, 3)
 
 
+def test_the_boot_core_is_never_off() -> None:
+    assert _base(_online(0), _domains()).online_cpus == (0,)
+
+
 def test_a_conf_for_more_cores_than_the_board_has_is_another_boards() -> None:
     with pytest.raises(
         NotSupportedError, match=r"stock\.conf, mode MODE switches on cpu8; this board has 8 cores"

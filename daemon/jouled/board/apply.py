@@ -261,7 +261,7 @@ class Actuator:
     def _switch_off(self, target: Target) -> None:
         for cpu in reversed(self.board.domains.cpu.cpus):
             path = online_path(cpu)
-            if cpu not in target.online and cpu != 0 and self.host.sysfs.exists(path):
+            if cpu not in target.online and self.host.sysfs.exists(path):
                 self._put(path, "0", "core not of the mode")
 
 

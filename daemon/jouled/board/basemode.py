@@ -100,7 +100,7 @@ def _mask(params: ConfParams, model: PowerModel) -> int | None:
 
 
 def _online(params: ConfParams, model: PowerModel, domains: Domains, where: str) -> tuple[int, ...]:
-    """Cores that the mode keeps on; one that the conf does not list (cpu0 on a TX2) stays on."""
+    """Cores that the mode keeps on; one that the conf does not list (cpu0 on a TX2) stays on, cpu0 in any case."""
     listed = {cpu: model.value(param.name, arg) for cpu, param, arg in params.online}
     strangers = sorted(cpu for cpu, value in listed.items() if value == "1" and cpu not in domains.cpu.cpus)
     if strangers:
@@ -108,7 +108,7 @@ def _online(params: ConfParams, model: PowerModel, domains: Domains, where: str)
             f"{where} switches on cpu{strangers[0]}; this board has {len(domains.cpu.cpus)} cores",
             hint="the conf belongs to another module (a cloned image keeps the old link): relink /etc/nvpmodel.conf",
         )
-    return tuple(cpu for cpu in domains.cpu.cpus if listed.get(cpu) in (None, "1"))
+    return tuple(cpu for cpu in domains.cpu.cpus if cpu == 0 or listed.get(cpu) in (None, "1"))
 
 
 def _cpu_limits(params: ConfParams, model: PowerModel, domains: Domains, where: str) -> tuple[int, int]:
