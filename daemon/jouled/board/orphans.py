@@ -8,7 +8,6 @@ import select
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 from jouled.board.process import MARK, Child, is_uninterruptible, start_ticks
@@ -43,62 +42,72 @@ def _marked(mark: str) -> Iterator[int]:
             yield int(folder.name)
 
 
+def _is_meant(pid: int, mark: str, children: tuple[Child, ...]) -> bool:
+    """Of the dead job, and alive."""
+    if pid == os.getpid() or _is_dead(pid):
+        return False
+    return (mark != "" and _carries(pid, mark)) or Child(pid, start_ticks(pid) or 0) in children
+
+
 def find_orphans(mark: str, children: tuple[Child, ...]) -> tuple[int, ...]:
     """Living processes that carry `mark` in their environment or are among `children`; never this one."""
-    found = set(_marked(mark)) if mark else set()
-    found |= {child.pid for child in children if start_ticks(child.pid) == child.start_ticks}
-    return tuple(sorted(pid for pid in found if pid != os.getpid() and not _is_dead(pid)))
+    found = (set(_marked(mark)) if mark else set()) | {child.pid for child in children}
+    return tuple(sorted(pid for pid in found if _is_meant(pid, mark, children)))
 
 
-def _open(pid: int, is_meant: bool) -> int | None:
-    if not is_meant:
-        return None
+def _kill(pid: int, mark: str, children: tuple[Child, ...]) -> int | None:
+    """The pidfd of what was killed: it pins the process, so a pid given to another since is never hit."""
     try:
-        return os.pidfd_open(pid)
+        descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
+    if not _is_meant(pid, mark, children):
+        os.close(descriptor)
+        return None
+    log.warning("SIGKILL to pid %d, which the last job left", pid)
+    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    return descriptor
+
+
+def _wait(descriptors: set[int]) -> None:
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    waiting = set(descriptors)
+    until_s = time.monotonic() + _WAIT_S
+    while waiting and (left_s := until_s - time.monotonic()) > 0:
+        for descriptor, _ in poll.poll(left_s * 1000):
+            poll.unregister(descriptor)
+            waiting.discard(descriptor)
 
 
 def _kill_and_wait(pids: tuple[int, ...], mark: str, children: tuple[Child, ...]) -> None:
-    """A pidfd pins the process, so a pid that was given to another since is never hit."""
-    poll = select.poll()
-    with ExitStack() as stack:
-        waiting: set[int] = set()
-        for pid in pids:
-            descriptor = _open(pid, is_meant=True)
-            if descriptor is None:
-                continue
-            stack.callback(os.close, descriptor)
-            if pid not in find_orphans(mark, children):
-                continue
-            log.warning("SIGKILL to pid %d, which the last job left", pid)
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            poll.register(descriptor, select.POLLIN)
-            waiting.add(descriptor)
-        until_s = time.monotonic() + _WAIT_S
-        while waiting and (left_s := until_s - time.monotonic()) > 0:
-            for descriptor, _ in poll.poll(left_s * 1000):
-                poll.unregister(descriptor)
-                waiting.discard(descriptor)
+    killed = {descriptor for pid in pids if (descriptor := _kill(pid, mark, children)) is not None}
+    try:
+        _wait(killed)
+    finally:
+        for descriptor in killed:
+            os.close(descriptor)
 
 
 def end_orphans(mark: str, children: tuple[Child, ...]) -> tuple[int, ...]:
     """SIGKILL them, wait, and return the pids that were ended. Raises StuckError when one does not die."""
     ended: set[int] = set()
+    pids = find_orphans(mark, children)
     for _ in range(_ROUNDS):
-        pids = find_orphans(mark, children)
         if not pids:
             return tuple(sorted(ended))
         _kill_and_wait(pids, mark, children)
-        ended |= set(pids)
-        if any(is_uninterruptible(pid) for pid in pids):
-            break
-    left = find_orphans(mark, children)
-    if not left:
+        left = find_orphans(mark, children)
+        ended |= set(pids) - set(left)
+        if set(pids) <= set(left):
+            break  # none of them has died
+        pids = left
+    if not pids:
         return tuple(sorted(ended))
-    stuck = ", ".join(f"{pid}{' (in the kernel)' if is_uninterruptible(pid) else ''}" for pid in left)
+    stuck = ", ".join(f"{pid}{' (in the kernel)' if is_uninterruptible(pid) else ''}" for pid in pids)
     raise StuckError(
         f"the last job's children do not end on SIGKILL: pid {stuck}; no knob was written",
-        argv=(f"pid {left[0]}",),
+        argv=(f"pid {pids[0]}",),
         hint="try again in a minute; look at dmesg, and reboot the board if they stay",
     )
