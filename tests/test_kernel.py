@@ -131,6 +131,7 @@ def test_first_cpu_cannot_be_taken_offline(sysfs: VirtualSysfs) -> None:
 
 def test_policy_lives_while_one_of_its_cpus_does_and_comes_back_without_caps(sysfs: VirtualSysfs) -> None:
     put(sysfs, f"{POLICY8}/scaling_max_freq", 1113600)
+    put(sysfs, f"{POLICY8}/scaling_governor", "performance")
     for cpu in (8, 9, 10):
         put(sysfs, f"{CPU}/cpu{cpu}/online", 0)
         assert not sysfs.exists(f"{CPU}/cpu{cpu}/cpufreq")
@@ -143,6 +144,7 @@ def test_policy_lives_while_one_of_its_cpus_does_and_comes_back_without_caps(sys
     assert sysfs.read(f"{CPU}/online") == "0-7,9"
     assert sysfs.read(f"{CPU}/cpu9/cpufreq/scaling_max_freq") == "2201600"
     assert sysfs.read(f"{POLICY8}/scaling_min_freq") == "115200"
+    assert sysfs.read(f"{POLICY8}/scaling_governor") == "schedutil"
     with pytest.raises(AbsentError):
         sysfs.read(f"{CPU}/cpu8/cpufreq/scaling_max_freq")
 
@@ -241,6 +243,22 @@ def test_boot_returns_the_stock_mode_and_forgets_everything_else(tmp_path: Path)
     assert not sysfs.exists("/run/jouled")
     assert sysfs.read("/etc/jouled/config.toml") == "schema = 1"
     assert not sysfs.kernel.gpu_was_used()
+
+
+def test_no_switch_meets_the_boot(tmp_path: Path) -> None:
+    make_tree(tmp_path, base_mode="MODE_15W")
+    set_faults(
+        str(tmp_path),
+        prompt=True,
+        chroot=True,
+        user="nobody",
+        ignore_writes=["*"],
+        wrong_rounding={"gpu": 1},
+        write_errors=[{"errno": "EBUSY"}],
+        read_errors={"*": "EIO"},
+    )
+    boot(tmp_path)
+    assert Kernel(str(tmp_path), "boot").load(f"{DEVFREQ}/max_freq") == "408000000"
 
 
 @pytest.mark.parametrize(

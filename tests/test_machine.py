@@ -358,6 +358,21 @@ def test_energy_per_inference_agrees_with_the_truth(machine: VirtualMachine, arr
     assert np.mean(latencies) == pytest.approx(1.0, abs=0.003)
 
 
+@pytest.mark.parametrize("arrival", [Arrival(), Arrival("rate", 150.0)], ids=["back_to_back", "rate"])
+def test_slow_requests_are_part_of_the_truth(tmp_path: Path, arrival: Arrival) -> None:
+    noise = replace(QUIET, slow_ratio=0.2, slow_factor=2.0)
+    machine = machine_at(tmp_path / "board", plant=replace(LayerPlant(load_workload("yolov8s-640")), noise=noise))
+    truth = machine.truth(MAXN, "capped", arrival)
+    runner = started(machine, arrival, warm_s=150.0)
+    began_s = machine.clock.monotonic_s()
+    machine.clock.sleep(60.0)
+    done = runner.take()
+    seen_j = machine.energy_j(began_s, machine.clock.monotonic_s()) / len(done.end_s)
+    assert len(done.end_s) / 60.0 == pytest.approx(truth.throughput_hz, rel=0.01)
+    assert seen_j == pytest.approx(truth.energy_j, rel=0.01)
+    assert np.percentile(done.end_s - done.arrival_s, 95.0) == pytest.approx(truth.latency_s(95.0), rel=0.02)
+
+
 def test_sensors_and_exact_energy_agree_within_the_converters_steps(machine: VirtualMachine) -> None:
     started(machine)
     machine.clock.sleep(1.0)

@@ -27,6 +27,7 @@ from jouled.virtual.operation import Clocks, Operation, Plant, Setting
 from jouled.virtual.plant import LayerPlant, load_workload
 from jouled.virtual.processes import VirtualProcesses
 from jouled.virtual.programs import install
+from jouled.virtual.runner import VirtualRunner
 from jouled.virtual.sensors import Sensors
 from jouled.virtual.specs import BoardSpec
 from jouled.virtual.supply import Supply
@@ -192,6 +193,10 @@ class VirtualMachine:
     def host(self, state_dir: Path, *, mark: str = "jouled", on_start: Callable[[Child], None] | None = None) -> Host:
         """All doors in one."""
         return Host(self.sysfs, self.processes(mark, on_start), self.clock, state_dir)
+
+    def runner(self, arrival: Arrival) -> VirtualRunner:
+        """The workload, requests coming by `arrival`."""
+        return VirtualRunner(self, arrival)
 
     def truth(
         self, mode: PowerMode, policy: str = "capped", arrival: Arrival | None = None, variant: Variant | None = None

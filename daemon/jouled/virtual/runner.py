@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from jouled.errors import WorkloadDiedError, WorkloadError, WorkloadHungError
-from jouled.virtual.machine import VirtualMachine
+from jouled.virtual.clock import SimClock
+from jouled.virtual.kernel import Kernel
+from jouled.virtual.operation import Plant
 from jouled.workload.runner import Arrival, Loaded
 from jouletune.measurement import Completions
 from jouletune.space import Variant
@@ -11,10 +15,34 @@ from jouletune.space import Variant
 _SILENCE_S = 30.0
 
 
+class Machine(Protocol):
+    """What a runner needs of the machine that it runs on."""
+
+    plant: Plant
+    kernel: Kernel
+    clock: SimClock
+
+    @property
+    def is_loaded(self) -> bool:
+        """Does a load run?"""
+
+    def check_alive(self) -> None:
+        """Raises where the board has reset."""
+
+    def start_load(self, variant: Variant, arrival: Arrival) -> None:
+        """Requests from now on."""
+
+    def stop_load(self) -> None:
+        """No more requests."""
+
+    def take(self) -> Completions:
+        """What the load has ended since the last call."""
+
+
 class VirtualRunner:
     """Runs the machine's workload. Faults: `workload_dies_s`, `workload_hangs_s`: seconds after the load began."""
 
-    def __init__(self, machine: VirtualMachine, arrival: Arrival) -> None:
+    def __init__(self, machine: Machine, arrival: Arrival) -> None:
         self.arrival = arrival
         self._machine = machine
         self._variant: Variant | None = None
