@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,13 +89,24 @@ def record(
         (board.supply_v, board.supply_v, 4.968),
         strict=True,
     ):
-        true_a = watts * factor / volts * (1.0 + ripple * rng.standard_normal(conversion[-1] + 1))
+        true_a = watts * factor / volts * (1.0 + ripple * _rippling(rng, int(conversion[-1]) + 1))
         seen_a = np.round(true_a[conversion] / CURRENT_STEP_A) * CURRENT_STEP_A
         seen_v = np.full(t_s.size, round(volts / VOLTAGE_STEP_V) * VOLTAGE_STEP_V)
         rails.append(RailTrace(name, seen_v, seen_a, VOLTAGE_STEP_V, CURRENT_STEP_A))
     ends_s: Floats = np.arange(0.0, length_s + 2.0, 1.0 / board.rate_hz, dtype=np.float64)
     begin_s: Floats = ends_s - 0.02
     return PowerTrace(t_s, tuple(rails), AVERAGING_S, PERIOD_S), Completions(begin_s, begin_s, ends_s)
+
+
+def _rippling(rng: np.random.Generator, count: int) -> Floats:
+    """Unit ripple of successive sensor averages; neighbours correlate by 0.3, as on the virtual board."""
+    shocks = rng.standard_normal(count)
+    ripple: Floats = np.empty(count, dtype=np.float64)
+    last = shocks[0]
+    for position in range(count):
+        last = 0.3 * last + math.sqrt(1.0 - 0.3**2) * shocks[position] if position else last
+        ripple[position] = last
+    return ripple
 
 
 def measure_arm(rng: np.random.Generator, board: Board, arm: Arm, between: Between) -> Measurement:
