@@ -1,11 +1,12 @@
 """The finals: the best candidates against the reference and the incumbent, in paired interleaved blocks.
 
-Each block measures every arm once in random order, so that drift between blocks falls out of the log-ratios. What
-an arm's windows scatter is pooled over arms and the job's replicates. The steps of the sensor are an error of each
-arm that no number of blocks averages away; both arms' are in every interval.
+Each block measures every arm once in random order, so that drift between blocks falls out of the log-ratios.
+What an arm's windows scatter is pooled over the arms and, unless it is more than these led to expect, with the
+job's replicates. The steps of the sensor are an error of each arm that no number of blocks averages away; both
+arms' are in every interval.
 
-One-sided 2.5 % may be spent in all: 0.5 % at the look after block 3 and the rest at the last, or all of it at the
-last where no block fits after the third; halved where two contenders may be called the winner.
+One-sided 2.5 % may be spent in all: 0.5 % at the look after block 3 and the rest at the last, or all of it after
+block 3 where no further block fits or none would narrow the interval; halved where two contenders may be called the winner.
 """
 
 from __future__ import annotations
@@ -226,9 +227,10 @@ class Finals:
         own = sum(window.se_ratio**2 for window in windows) / len(windows)
         _, squares, dof = _fit(self._windows)
         prior = self.between_ratio**2 + own
-        pooled = (self.between_dof * prior + squares) / (self.between_dof + dof)
-        # A board that scatters more than the job expected is not talked down by the prior.
-        return max(pooled, squares / dof if dof else 0.0), self.between_dof + dof
+        if dof and squares / dof > prior:
+            # A board that scatters more than the job expected is not talked down by what was expected.
+            return squares / dof, float(dof)
+        return (self.between_dof * prior + squares) / (self.between_dof + dof), self.between_dof + dof
 
     def _drop_beaten(self) -> None:
         for arm in self._contending():
