@@ -6,7 +6,7 @@ job's replicates. The steps of the sensor are an error of each arm that no numbe
 arms' are in every interval.
 
 One-sided 2.5 % may be spent in all: 0.5 % at the look after block 3 and the rest at the last, or all of it after
-block 3 where no further block fits or none would narrow the interval; halved where two contenders may be called the winner.
+block 3 where no further block fits or none would narrow the interval; halved where two contenders may win.
 """
 
 from __future__ import annotations

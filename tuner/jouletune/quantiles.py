@@ -48,7 +48,12 @@ def student_tail(t: float, dof: float) -> float:
     """P(T > t) for Student's T with `dof` > 0 (may be infinite) degrees of freedom."""
     if math.isinf(dof):
         return NormalDist().cdf(-t)
-    tail = 0.5 * incomplete_beta(dof / (dof + t * t), dof / 2.0, 0.5)
+    square = t * t / (dof + t * t)
+    # Near t = 0 the tail is a half less a little, and the little must not be lost.
+    if square < 0.5:
+        tail = 0.5 - 0.5 * incomplete_beta(square, 0.5, dof / 2.0)
+    else:
+        tail = 0.5 * incomplete_beta(1.0 - square, dof / 2.0, 0.5)
     return tail if t >= 0.0 else 1.0 - tail
 
 
