@@ -55,7 +55,7 @@ def _tell(finals: Finals, number: int, trial: Trial) -> None:
             log_energy=math.log(window.energy_j),
             se_ratio=window.repeat_se_j / window.energy_j,
             sensor_ratio=window.sensor_se_j / window.energy_j,
-            requests=window.requests,
+            requests=window.latency_samples,
             over_bound=window.over_bound,
             design=window.latency_design,
             loss=None if other is None else Loss(other.value),
