@@ -53,7 +53,7 @@ def student_tail(t: float, dof: float) -> float:
     if square < 0.5:
         tail = 0.5 - 0.5 * incomplete_beta(square, 0.5, dof / 2.0)
     else:
-        tail = 0.5 * incomplete_beta(1.0 - square, dof / 2.0, 0.5)
+        tail = 0.5 * incomplete_beta(dof / (dof + t * t), dof / 2.0, 0.5)
     return tail if t >= 0.0 else 1.0 - tail
 
 
