@@ -91,6 +91,19 @@ def test_the_interval_is_the_pooled_one_with_both_sensors() -> None:
     assert compared.sensor_ratio == pytest.approx(0.003 * math.sqrt(2.0))
 
 
+def test_scatter_beyond_what_was_expected_rules_alone() -> None:
+    """Log-ratios of 3, 0 and -3 % leave a variance of 4.5e-4 a window on two degrees of freedom."""
+    finals = Finals([1], reference=0, incumbent=0)
+    order = random.Random(1)
+    for shift in (0.03, 0.0, -0.03):
+        for arm in finals.next_block(order):
+            finals.add(arm, window(shift * arm, sensor=0.0))
+    compared = finals.compare(1, 0, 0.01)
+    assert compared is not None
+    half = stats.t.ppf(0.99, 2) * math.sqrt(2.0 * 4.5e-4 / 3)
+    assert compared.upper == pytest.approx(math.exp(half))
+
+
 def test_sensor_errors_do_not_average_away() -> None:
     narrow, wide = Finals([1], reference=0, incumbent=0), Finals([1], reference=0, incumbent=0)
     energies = {0: 1.0, 1: 0.94}
@@ -143,6 +156,12 @@ def test_a_beaten_arm_leaves_and_buys_blocks_for_the_others() -> None:
     play(finals, {0: 1.0, 1: 0.971, 2: 1.10}, noise=0.006, sensor=0.0, seed=5)
     assert len(finals.windows(2)) == 2
     assert len(finals.windows(1)) == 5
+
+
+def test_the_searchs_favourite_leaves_as_well_when_it_is_beaten() -> None:
+    finals = Finals([1, 2], reference=0, incumbent=0)
+    play(finals, {0: 1.0, 1: 1.10, 2: 0.971}, noise=0.006, sensor=0.0, seed=5)
+    assert (len(finals.windows(1)), len(finals.windows(2))) == (2, 5)
 
 
 def test_two_arms_meet_six_times_at_most() -> None:

@@ -138,6 +138,17 @@ def test_batches_number_eight_at_16_s_and_their_dof_enters_the_interval() -> Non
     assert measured.interval() == pytest.approx((measured.energy_j - half_j, measured.energy_j + half_j))
 
 
+def test_the_repeat_error_is_the_ratio_estimators_over_its_batches() -> None:
+    """Closed form: eight batches of 2 s on a ramp of 0.1 W/s; squares of -3.5 .. 3.5 sum to 42."""
+    ramp = trace_of(10.0 + 0.1 * ticks(19.0))
+    slower = PowerTrace(ramp.t_s, ramp.rails, 0.49, PERIOD_S)
+    measured = taken(slower, steady(18.0, 0.04), 1.0, 17.01)
+    assert measured.repeat_dof == 7.0
+    mean_w = 10.0 + 0.1 * 9.001
+    expected = 0.1 * 2.0 * math.sqrt(42.0 / (8.0 * 7.0)) / mean_w
+    assert measured.repeat_se_j / measured.energy_j == pytest.approx(expected, rel=1e-6)
+
+
 def test_the_three_parts_add_in_squares() -> None:
     rng = np.random.default_rng(3)
     trace = rippling(rng, 23.0, 0.001)
