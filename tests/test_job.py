@@ -161,7 +161,7 @@ def test_winner_found_under_another_winner_goes_back_to_the_same_rest(bench: Ben
     first = read_applied(bench.folder)
     assert first is not None
     assert first.policy == "locked"
-    second = bench.run(target__latency_bound_ratio=2.5)
+    second = bench.run(target__latency_bound_ratio=2.5, job__budget=15)
     applied = read_applied(bench.folder)
     assert second.outcome == "tuned"
     assert applied is not None
@@ -238,8 +238,11 @@ def test_job_killed_by_a_mode_never_tries_it_again(bench: Bench) -> None:
 
 
 def test_outside_change_of_a_cap_makes_the_trial_invalid(bench: Bench) -> None:
+    meddled: list[Event] = []
+
     def meddle(event: Event) -> None:
-        if event["event"] == "progress" and event["phase"] == "window" and len(bench.trials()) == 2:
+        if event["event"] == "progress" and event["phase"] == "window" and len(bench.trials()) >= 2 and not meddled:
+            meddled.append(event)
             bench.host.sysfs.write(f"{bench.board().domains.cpu.policies[0][0]}/scaling_max_freq", 1113600, why="test")
 
     result = bench.run(on_event=meddle)

@@ -663,7 +663,7 @@ def test_runner_refuses_what_makes_no_sense(machine: VirtualMachine) -> None:
 @pytest.mark.parametrize(
     ("workload", "gpu", "cpu", "emc"),
     [
-        ("yolov8s-640", 1.85, 1.14, 1.11),
+        ("yolov8s-640", 1.75, 1.24, 1.09),
         ("resnet50", 2.02, 1.08, 1.01),
         ("vit-b16", 2.05, 1.07, 1.00),
         ("llm-decode", 1.21, 1.01, 1.48),
