@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jouled.errors import AbsentError, BrokenError, ForbiddenError
+from jouled.errors import AbsentError, BrokenError, ForbiddenError, UsageError
 from jouled.virtual.faults import FOLDER, set_faults
 from jouled.virtual.kernel import CPU, DEBUG, DEVFREQ, EMC, EMC_CAP, GPU, Kernel, cpu_list, overwrite
 from jouled.virtual.specs import AGX_ORIN_64GB, board_spec, spec_from_json
@@ -304,9 +304,9 @@ def test_spec_lives_in_its_tree(tmp_path: Path) -> None:
 
 
 def test_unknown_board_and_mode_are_named_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no virtual board 'orin-giga'; there are \['agx-orin-64gb'"):
+    with pytest.raises(UsageError, match="no virtual board 'orin-giga'; there are agx-orin-64gb"):
         board_spec("orin-giga")
-    with pytest.raises(ValueError, match=r"no nvpmodel mode '30W'; there are \['MAXN', 'MODE_15W'"):
+    with pytest.raises(UsageError, match="no nvpmodel mode '30W'; there are MAXN, MODE_15W"):
         make_tree(tmp_path, base_mode="30W")
 
 

@@ -147,9 +147,7 @@ def restore_held(host: Host) -> RestoreReport:
         report = _of_this_boot(host, snapshot)
     else:
         report = _of_other_boot(host, snapshot)
-    log.info(
-        "restored after job %s (%s): %d knobs differed", report.job, report.found.value, len(report.changed)
-    )
+    log.info("restored after job %s (%s): %d knobs differed", report.job, report.found.value, len(report.changed))
     for warning in report.warnings:
         log.warning("%s", warning)
     return report

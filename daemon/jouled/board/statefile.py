@@ -116,9 +116,7 @@ def read_no_follow(path: Path) -> bytes | None:
         if error.errno == errno.ENOENT:
             return None
         if error.errno in {errno.EACCES, errno.EPERM}:
-            raise NotPermittedError(
-                f"{path}: may not be read by this user", hint="run it with sudo"
-            ) from error
+            raise NotPermittedError(f"{path}: may not be read by this user", hint="run it with sudo") from error
         is_link = error.errno == errno.ELOOP
         what = "is a symbolic link" if is_link else f"cannot be opened: {error.strerror}"
         raise _damaged(path, what) from error
@@ -181,8 +179,7 @@ class Fields:
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise self._wrong(name, "a list of objects")
         return tuple(
-            Fields(self.path, item, within=f"{self._within}{name}[{number}].")
-            for number, item in enumerate(value)
+            Fields(self.path, item, within=f"{self._within}{name}[{number}].") for number, item in enumerate(value)
         )
 
     def texts(self, name: str) -> tuple[str, ...]:

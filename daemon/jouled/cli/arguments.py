@@ -31,6 +31,14 @@ KEYS = {
 }
 
 
+def _seed(text: str) -> int:
+    """Raises ValueError, which argparse turns into a sentence."""
+    value = int(text)
+    if not 0 <= value < 1 << 32:
+        raise argparse.ArgumentTypeError(f"wanted an integer from 0 to {(1 << 32) - 1}, got {text}")
+    return value
+
+
 def _board_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("which board")
     which = where.add_mutually_exclusive_group()
@@ -65,7 +73,7 @@ def _tune(verbs: Any) -> None:
     _board_options(parser)
     virtual = parser.add_argument_group("the virtual board")
     virtual.add_argument("--virtual-workload", metavar="NAME", help="default yolov8s-640")
-    virtual.add_argument("--virtual-seed", metavar="N", type=int, help="another specimen of the board (default 0)")
+    virtual.add_argument("--virtual-seed", metavar="N", type=_seed, help="another specimen of the board (default 0)")
     target = parser.add_argument_group("the target")
     bound = target.add_mutually_exclusive_group()
     bound.add_argument("--latency-bound-s", metavar="S", type=float, help="seconds, e.g. 0.033")
@@ -82,7 +90,7 @@ def _tune(verbs: Any) -> None:
     job.add_argument("--sampler", choices=("descent", "tpe", "random", "grid"))
     job.add_argument("--grid", metavar="ExGxC", help="points of EMC x GPU x CPU, e.g. 3x8x4; or full")
     job.add_argument("--clocks", choices=("capped", "locked", "both"))
-    job.add_argument("--seed", metavar="N", type=int, help="seed of everything random in the job")
+    job.add_argument("--seed", metavar="N", type=_seed, help="seed of everything random in the job")
     job.add_argument("--max-duration-s", metavar="S", type=float)
     job.add_argument("--fail-on-no-gain", action="store_true", help="exit 4 where nothing better was found")
     job.add_argument("--dry-run", action="store_true", help="say what would be done and how long it takes")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jouled.cli.arguments import KEYS
 from jouled.config import CONFIG_PATH, Config, check_owner, load
-from jouled.errors import ConfigError, NotSupportedError, UsageError
+from jouled.errors import ConfigError, NotPermittedError, NotSupportedError, StateError, UsageError
 
 if TYPE_CHECKING:
     from jouled.board.board import Board
@@ -80,6 +81,18 @@ def open_site(arguments: argparse.Namespace) -> Site:
     return _machine(arguments)
 
 
+@contextmanager
+def _state_errors(state_dir: Path) -> Iterator[None]:
+    """What the file system refuses is said with the folder's name."""
+    try:
+        yield
+    except OSError as error:
+        raise StateError(
+            f"{state_dir}: the virtual board cannot be kept there: {error.strerror}: {error.filename}",
+            hint="name another folder with --state-dir",
+        ) from error
+
+
 def _quoted(arguments: argparse.Namespace, which: str) -> str:
     options = which
     if arguments.state_dir is not None:
@@ -95,14 +108,15 @@ def _virtual(arguments: argparse.Namespace) -> Site:
     config = read_config(arguments, is_real=False)
     state_dir = arguments.state_dir or state_home() / str(arguments.virtual)
     workload = getattr(arguments, "virtual_workload", None) or "yolov8s-640"
-    machine = VirtualMachine(
-        state_dir / TREE,
-        board=arguments.virtual,
-        base_mode=arguments.base_mode,
-        workload=workload,
-        seed=getattr(arguments, "virtual_seed", None) or 0,
-        on_reset="exit",
-    )
+    with _state_errors(state_dir):
+        machine = VirtualMachine(
+            state_dir / TREE,
+            board=arguments.virtual,
+            base_mode=arguments.base_mode,
+            workload=workload,
+            seed=getattr(arguments, "virtual_seed", None) or 0,
+            on_reset="exit",
+        )
     return Site(
         host=machine.host(state_dir),
         config=config,
@@ -121,7 +135,8 @@ def _recorded(arguments: argparse.Namespace) -> Site:
         raise UsageError("--base-mode: a recorded board has one mode only", hint="leave --base-mode out")
     config = read_config(arguments, is_real=False)
     state_dir = arguments.state_dir or state_home() / f"recorded-{arguments.table.stem}"
-    machine = RecordedMachine(state_dir / TREE, arguments.table, seed=getattr(arguments, "seed", None) or 0)
+    with _state_errors(state_dir):
+        machine = RecordedMachine(state_dir / TREE, arguments.table, seed=getattr(arguments, "seed", None) or 0)
     return Site(
         host=machine.host(state_dir),
         config=config,
@@ -163,6 +178,12 @@ def _no_runner(_: Arrival) -> Any:
         "this version runs workloads on virtual and recorded boards only; tensorrt, trtexec and command come next",
         hint="try it: jouled tune --virtual agx-orin-64gb --latency-bound-ratio 1.2",
     )
+
+
+def require_root(site: Site, verb: str) -> None:
+    """Raise NotPermittedError, with the line to type, where this user may not write knobs."""
+    if not site.host.privileged:
+        raise NotPermittedError(f"{verb} writes to the board and needs root", hint=f"sudo jouled {verb} ...")
 
 
 def arrival_of(arguments: argparse.Namespace, config: Config) -> Arrival:

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from jouled.cli.output import duration, ending, mode_text, quantity
-from jouled.cli.site import Site, arrival_of, open_site
+from jouled.cli.site import Site, arrival_of, open_site, require_root
 from jouled.job.cancel import Cancellation
 from jouled.job.events import Event, Sink, encode
 from jouled.job.job import run_job
@@ -37,6 +37,7 @@ def tune(arguments: argparse.Namespace) -> int:
             dry_run=arguments.dry_run,
         )
         request.check()
+        require_root(site, "tune")
         runner = site.make_runner(arrival_of(arguments, site.config))
         cancellation = Cancellation()
         with _signals(cancellation):

@@ -20,8 +20,8 @@ from jouled.board.restore import Found
 from jouled.board.restore import restore as restore_board
 from jouled.board.snapshot import boot_id, read_origin, read_snapshot
 from jouled.cli.output import mode_text, quantity
-from jouled.cli.site import Site, open_site
-from jouled.errors import NotPermittedError, UsageError
+from jouled.cli.site import Site, open_site, require_root
+from jouled.errors import UsageError
 from jouled.ledger import Ledger
 from jouletune.space import Candidate, PowerMode
 
@@ -162,16 +162,11 @@ def _wanted(site: Site, board: Board, winner: Applied | None) -> tuple[PowerMode
 # --- putting back -------------------------------------------------------------------------------------------
 
 
-def _require_root(site: Site, verb: str) -> None:
-    if not site.host.privileged:
-        raise NotPermittedError(f"{verb} writes to the board and needs root", hint=f"sudo jouled {verb}")
-
-
 def restore(arguments: argparse.Namespace) -> int:
     """Finish what a crash left."""
     site = open_site(arguments)
     try:
-        _require_root(site, "restore")
+        require_root(site, "restore")
         report = restore_board(site.host)
     finally:
         site.close()
@@ -201,7 +196,7 @@ def forget(arguments: argparse.Namespace) -> int:
     """Lift a quarantine."""
     site = open_site(arguments)
     try:
-        _require_root(site, "forget")
+        require_root(site, "forget")
         mode = parse_mode_name(arguments.mode)
         was_held = forget_mode(site.host, mode)
     finally:

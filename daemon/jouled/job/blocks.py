@@ -35,7 +35,8 @@ def run_blocks(
             arm = arms[number]
             if not has_time(arm):
                 return False
-            trial = trials.run(arm.index, Purpose.FINALS, arm.policy, window_s=arm.window_s)
+            is_yardstick = number in (finals.reference, finals.incumbent)
+            trial = trials.run(arm.index, Purpose.FINALS, arm.policy, window_s=arm.window_s, may_cut=not is_yardstick)
             _tell(finals, number, trial)
     return True
 

@@ -70,6 +70,15 @@ class Account:
         return between_spread(list(groups.values()))
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one candidate is measured. What must be compared with is never cut short, however slow it looks."""
+
+    window_s: float | None
+    more_settle_s: float
+    may_cut: bool
+
+
 class Trials:
     """Runs trials of the candidates of `space` under `limits`; `record` keeps each before anything follows from it."""
 
@@ -108,15 +117,17 @@ class Trials:
         *,
         window_s: float | None = None,
         more_settle_s: float = 0.0,
+        may_cut: bool = True,
     ) -> Trial:
         """Try a candidate, again while it is invalid and repeats are left; the last try.
 
         Raises Cancelled, StuckError and what the runner raises when it cannot be loaded.
         """
+        plan = Plan(window_s, more_settle_s, may_cut)
         attempt = 0
         while True:
             blank = self._blank(index, purpose, policy, attempt)
-            trial, taken = self._judged(blank, policy, window_s, more_settle_s)
+            trial, taken = self._judged(blank, policy, plan)
             trial = replace(trial, duration_s=self._host.clock.monotonic_s() - self._began_s - trial.t_s)
             self._keep(trial, taken)
             reason = trial.invalid
@@ -150,9 +161,7 @@ class Trials:
             duration_s=0.0,
         )
 
-    def _judged(
-        self, blank: Trial, policy: ClocksPolicy, window_s: float | None, more_settle_s: float
-    ) -> tuple[Trial, Taken | None]:
+    def _judged(self, blank: Trial, policy: ClocksPolicy, plan: Plan) -> tuple[Trial, Taken | None]:
         mode = blank.candidate.mode
         try:
             self._apply(blank, policy)
@@ -162,10 +171,10 @@ class Trials:
         wanted = Wanted(
             mode=mode,
             locked=policy is ClocksPolicy.LOCKED,
-            bound_s=self.limits.bound_s,
+            bound_s=self.limits.bound_s if plan.may_cut else None,
             clustering=self.account.clustering,
-            window_s=window_s,
-            more_settle_s=more_settle_s,
+            window_s=plan.window_s,
+            more_settle_s=plan.more_settle_s,
         )
         try:
             taken = self._measurer.take(wanted)

@@ -172,7 +172,7 @@ class Tuning:
         self._told(search, self._incumbent.index, Purpose.INCUMBENT, self._incumbent.policy)
 
     def _told(self, search: Search, index: int, purpose: Purpose, policy: ClocksPolicy) -> Trial:
-        trial = self._trials.run(index, purpose, policy)
+        trial = self._trials.run(index, purpose, policy, may_cut=purpose is Purpose.SEARCH)
         search.tell(index, observation_of(trial, self._bound_s))
         return trial
 
@@ -210,7 +210,11 @@ class Tuning:
             return
         self._events.warn("the reference has moved; it is measured again after 120 s more of settling")
         again = self._trials.run(
-            self._reference.index, Purpose.REFERENCE, ClocksPolicy.CAPPED, more_settle_s=_MORE_SETTLE_S
+            self._reference.index,
+            Purpose.REFERENCE,
+            ClocksPolicy.CAPPED,
+            more_settle_s=_MORE_SETTLE_S,
+            may_cut=False,
         )
         if self._has_moved(again):
             raise Stopped(stopped(Outcome.UNSTABLE, ReasonCode.UNSTEADY, self._moved_text(again)))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jouled.errors import UsageError
 from jouled.virtual.operation import Clocks, Noise, Operation, Power, Setting, Thermal
 from jouletune.space import Variant
 
@@ -100,10 +101,11 @@ class Silicon:
 
 
 def load_workload(name: str) -> Workload:
-    """The workload called `name`, from this package's folder. Raises ValueError with the names that there are."""
+    """The workload called `name`, from this package's folder. Raises UsageError with the names that there are."""
     path = WORKLOADS / f"{name}.toml"
     if not path.is_file():
-        raise ValueError(f"no virtual workload {name!r}; there are {sorted(p.stem for p in WORKLOADS.glob('*.toml'))}")
+        known = ", ".join(sorted(path.stem for path in WORKLOADS.glob("*.toml")))
+        raise UsageError(f"no virtual workload {name!r}; there are {known}")
     fields: dict[str, Any] = tomllib.loads(path.read_text())
     layers = tuple(Layer(**layer) for layer in fields.pop("layers"))
     return Workload(name=name, layers=layers, **fields)

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from jouled.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True)
 class StockMode:
@@ -77,11 +79,12 @@ class BoardSpec:
         return tuple(cpu for cluster in self.clusters for cpu in cluster)
 
     def mode(self, name: str) -> StockMode:
-        """The stock mode called `name`. Raises ValueError with the names that there are."""
+        """The stock mode called `name`. Raises UsageError with the names that there are."""
         for mode in self.modes:
             if mode.name == name:
                 return mode
-        raise ValueError(f"{self.name}: no nvpmodel mode {name!r}; there are {[m.name for m in self.modes]}")
+        known = ", ".join(mode.name for mode in self.modes)
+        raise UsageError(f"{self.name}: no nvpmodel mode {name!r}; there are {known}")
 
 
 def _tuples(value: Any) -> Any:
@@ -89,7 +92,7 @@ def _tuples(value: Any) -> Any:
 
 
 def spec_from_json(text: str) -> BoardSpec:
-    """The inverse of `to_json`. Raises ValueError or TypeError for a text of another version."""
+    """The inverse of `to_json`. Raises UsageError or TypeError for a text of another version."""
     fields = json.loads(text)
     modes = tuple(StockMode(**{k: _tuples(v) for k, v in mode.items()}) for mode in fields.pop("modes"))
     chips = tuple(
@@ -168,11 +171,11 @@ BOARDS: dict[str, BoardSpec] = {AGX_ORIN_64GB.name: AGX_ORIN_64GB}
 
 
 def board_spec(name: str) -> BoardSpec:
-    """The board called `name`. Raises ValueError with the names that there are."""
+    """The board called `name`. Raises UsageError with the names that there are."""
     try:
         return BOARDS[name]
     except KeyError:
-        raise ValueError(f"no virtual board {name!r}; there are {sorted(BOARDS)}") from None
+        raise UsageError(f"no virtual board {name!r}; there are {', '.join(sorted(BOARDS))}") from None
 
 
 def rewired(spec: BoardSpec, channels: tuple[Channel, ...]) -> BoardSpec:
