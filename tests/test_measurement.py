@@ -93,7 +93,7 @@ def test_requests_over_the_bound_are_counted() -> None:
 
 
 def test_a_window_with_two_requests_gives_no_number() -> None:
-    with pytest.raises(MeasurementError, match="wanted at least 3 requests ended in it, got 2"):
+    with pytest.raises(MeasurementError, match="wanted 3 requests ended in it, got 2"):
         taken(trace_of(np.full(120, 10.0)), steady(23.0, 9.0))
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from jouled.job.result import JobResult, Side
 from jouletune.space import Candidate, PowerMode
 
+WIDTH = 79
 _SCALES = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"))
 
 
@@ -148,27 +151,36 @@ def _changes(result: JobResult) -> list[str]:
     return [", ".join(lines) or "nothing", f"by {how}; nothing of it outlives a reboot"]
 
 
-def _job_lines(result: JobResult) -> list[str]:
+def _facts(result: JobResult, undo: str) -> list[tuple[str, str]]:
+    """What stands below the table: a word, and what is to be said of it."""
     thrown = ", ".join(f"{count} {reason}" for reason, count in sorted(result.invalid.items()))
-    job = f"{result.measurements} windows on {result.trials} power modes of {result.grid_size or 0}, "
-    job += f"{duration(result.duration_s)}; the board was disturbed for {duration(result.disturbed_s)}"
-    lines = [
-        f"  rail      {result.rail or '-'}" + (f" ({result.rail_coverage})" if result.rail_coverage else ""),
-        f"  load      {result.workload or '-'}, {result.arrival or '-'}",
-        f"  job       {result.job}: {job}",
+    facts = [
+        ("rail", (result.rail or "-") + (f" ({result.rail_coverage})" if result.rail_coverage else "")),
+        ("load", f"{result.workload or '-'}, {result.arrival or '-'}"),
+        (
+            "job",
+            f"{result.job}, {duration(result.duration_s)}, the board disturbed for {duration(result.disturbed_s)}: "
+            f"{result.measurements} windows on {result.trials} of {result.grid_size or 0} power modes",
+        ),
+        ("invalid", thrown),
+        *(("changed", change) for change in _changes(result)),
+        ("undo", undo if result.applied else ""),
+        *(("warning", text) for text in result.warnings),
+        ("to do", result.hint),
     ]
-    if thrown:
-        lines.append(f"  invalid   {thrown}")
-    lines += [f"  changed   {change}" for change in _changes(result)]
-    return lines
+    return [(word, text) for word, text in facts if text]
+
+
+def _said(word: str, text: str) -> str:
+    """One fact within the width; a command to be typed stays on one line."""
+    head = f"  {word:8}  "
+    if word == "undo":
+        return head + text
+    return textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)
 
 
 def ending(result: JobResult, *, undo: str) -> str:
     """The last words of a job, as an operator reads them."""
-    lines = [_headline(result), "", *_table(result), "", *_job_lines(result)]
-    if result.applied:
-        lines.append(f"  undo      {undo}")
-    lines += [f"  warning   {text}" for text in result.warnings]
-    if result.hint:
-        lines.append(f"  to do     {result.hint}")
-    return "\n".join(lines)
+    headline = textwrap.fill(_headline(result), WIDTH, subsequent_indent="  ", break_long_words=False)
+    facts = [_said(word, text) for word, text in _facts(result, undo)]
+    return "\n".join([headline, "", *_table(result), "", *facts])

@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from jouled.cli.output import duration, ending, mode_text, quantity
+from jouled.board.modename import mode_name
+from jouled.cli.output import duration, ending, quantity
 from jouled.cli.site import Site, arrival_of, open_site, require_root
 from jouled.job.cancel import Cancellation
 from jouled.job.events import Event, Sink, encode
 from jouled.job.job import run_job
 from jouled.job.request import Request
 from jouled.job.result import JobResult
-from jouletune.space import PowerMode
+from jouletune.space import PowerMode, Variant
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -101,8 +102,8 @@ class Progress:
         kind = event["event"]
         if kind == "job_started":
             return (
-                f"{event['board']} in {event['base_mode']}, {event['workload']}: {event['grid_size']} power modes, "
-                f"about {duration(event['expected_s'])} on the board"
+                f"{event['board']} in {event['base_mode']}: {event['grid_size']} power modes, "
+                f"about {duration(event['expected_s'])}"
             )
         if kind == "phase":
             return _phase(event)
@@ -115,9 +116,11 @@ class Progress:
         return None
 
     def _trial(self, trial: dict[str, Any]) -> str:
-        head = f"{trial['number'] + 1:3d}  {mode_text(PowerMode(**trial['candidate']['mode'])):52}"
-        if trial["policy"] != "capped":
-            head += f" {trial['policy']}"
+        variant = Variant(**trial["candidate"]["variant"])
+        name = mode_name(PowerMode(**trial["candidate"]["mode"])) + (
+            "" if variant == Variant() else f" b{variant.batch}"
+        )
+        head = f"{trial['number'] + 1:3d}  {name:24}{'L' if trial['policy'] == 'locked' else ' '}"
         window = trial["measurement"]
         if trial["invalid"] is not None:
             return f"{head} thrown away: {trial['invalid']} {trial['detail']}".rstrip()
@@ -125,18 +128,19 @@ class Progress:
             return f"{head} too slow, cut short"
         upper_s = window["latency_upper_s"]
         numbers = f"{quantity(window['energy_j'], 'J'):>9} {window['power_w']:5.1f} W"
-        numbers += f" <= {quantity(upper_s, 's')}" if math.isfinite(upper_s) else ""
+        numbers += f" <= {quantity(upper_s, 's'):7}" if math.isfinite(upper_s) else ""
         if trial["purpose"] == "reference" and self._reference_j is None:
             self._reference_j = window["energy_j"]
         if self._reference_j is not None:
-            numbers += f"  {100 * (window['energy_j'] / self._reference_j - 1):+6.1f} %"
+            numbers += f" {100 * (window['energy_j'] / self._reference_j - 1):+6.1f} %"
         return f"{head} {numbers}" + (f"  ({trial['infeasible']})" if trial["infeasible"] else "")
 
 
 def _phase(event: Event) -> str | None:
     if event["phase"] == "search":
         bound_s = event["bound_s"]
-        return "search" + ("" if bound_s is None else f", latency at most {quantity(bound_s, 's')}")
+        bound = "" if bound_s is None else f", latency at most {quantity(bound_s, 's')}"
+        return f"search{bound}   (cores-CPU-GPU-EMC in MHz, L: locked)"
     if event["phase"] == "finals":
         return f"finals, since the search has ended: {event['reason']}"
     return str(event["phase"])
