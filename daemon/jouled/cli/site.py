@@ -4,43 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jouled.cli.arguments import KEYS
 from jouled.config import CONFIG_PATH, Config, check_owner, load
 from jouled.errors import ConfigError, NotPermittedError, NotSupportedError, StateError, UsageError
+from jouled.job.site import Site
 
 if TYPE_CHECKING:
-    from jouled.board.board import Board
-    from jouled.board.host import Host
-    from jouled.virtual.machine import VirtualMachine
-    from jouled.workload.runner import Arrival, Runner
-    from jouletune.space import Space
+    from jouled.workload.runner import Arrival
 
 TREE = "board"
-
-
-@dataclass(frozen=True)
-class Site:
-    """One board with its doors, its candidates and what can be run on it."""
-
-    host: Host
-    config: Config
-    workload: str
-    make_space: Callable[[Board], Space]
-    make_runner: Callable[[Arrival], Runner]
-    options: str = ""
-    total_rails: tuple[str, ...] = ()
-    machine: VirtualMachine | None = None
-
-    def close(self) -> None:
-        """Leave it; a virtual board keeps its state."""
-        if self.machine is not None:
-            self.machine.close()
 
 
 def state_home() -> Path:
@@ -124,7 +101,8 @@ def _virtual(arguments: argparse.Namespace) -> Site:
         make_space=lambda board: board_space(board, config.grid),
         make_runner=lambda arrival: VirtualRunner(machine, arrival),
         options=_quoted(arguments, f"--virtual {arguments.virtual}"),
-        machine=machine,
+        reboot=machine.reboot,
+        close=machine.close,
     )
 
 
@@ -145,7 +123,8 @@ def _recorded(arguments: argparse.Namespace) -> Site:
         make_runner=machine.runner,
         options=_quoted(arguments, f"--table {arguments.table}"),
         total_rails=(machine.rail,),
-        machine=machine,
+        reboot=machine.reboot,
+        close=machine.close,
     )
 
 

@@ -14,12 +14,13 @@ from typing import Any
 
 from jouled.board.modename import mode_name
 from jouled.cli.output import duration, ending, quantity
-from jouled.cli.site import Site, arrival_of, open_site, require_root
+from jouled.cli.site import arrival_of, open_site, require_root
 from jouled.job.cancel import Cancellation
 from jouled.job.events import Event, Sink, encode
 from jouled.job.job import run_job
 from jouled.job.request import Request
 from jouled.job.result import JobResult
+from jouled.job.site import Site
 from jouletune.space import PowerMode, Variant
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -164,7 +165,7 @@ def _say(arguments: argparse.Namespace, site: Site, result: JobResult) -> None:
 
 
 def _undo(site: Site, result: JobResult) -> str:
-    if site.machine is not None:
+    if site.reboot is not None:
         return f"jouled virtual reboot {site.options}"
     return f"reboot: nothing that jouled sets outlives one, and the board comes back in {result.base_mode}"
 

@@ -20,8 +20,9 @@ from jouled.board.restore import Found
 from jouled.board.restore import restore as restore_board
 from jouled.board.snapshot import boot_id, read_origin, read_snapshot
 from jouled.cli.output import mode_text, quantity
-from jouled.cli.site import Site, open_site, require_root
+from jouled.cli.site import open_site, require_root
 from jouled.errors import UsageError
+from jouled.job.site import Site
 from jouled.ledger import Ledger
 from jouletune.space import Candidate, PowerMode
 
@@ -213,9 +214,9 @@ def reboot(arguments: argparse.Namespace) -> int:
     if arguments.virtual is None and arguments.table is None:
         raise UsageError("virtual reboot: wanted --virtual BOARD or --table GRID.csv", hint="a real board: sudo reboot")
     site = open_site(arguments)
-    assert site.machine is not None
+    assert site.reboot is not None
     try:
-        site.machine.reboot()
+        site.reboot()
         board = _discover(site)
     finally:
         site.close()
