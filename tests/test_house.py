@@ -29,7 +29,7 @@ ORDER = {
     ),
     "jouled": (
         *("errors", "config", "board", "workload", "virtual", "ledger", "study", "job"),
-        *("worker", "state", "metrics", "control", "service", "cli", "__main__"),
+        *("worker", "state", "metrics", "control", "service", "install", "cli", "__main__"),
     ),
 }
 LIGHT = ("jouletune.errors", "jouletune.space", "jouletune.decision", "jouled.errors", "jouled.config")
@@ -232,7 +232,7 @@ def test_wheel_holds_both_packages_with_their_data_and_nothing_else(tmp_path: Pa
         for top in ("daemon", "tuner")
         for path in _files()
         if path.is_relative_to(ROOT / top)
-    }
+    } | {f"jouled/install/units/{path.name}" for path in (ROOT / "units").iterdir()}
     assert packed == wanted
 
 

@@ -47,6 +47,10 @@ def _run(arguments: argparse.Namespace) -> int:
         from jouled.cli.check import check_config
 
         return check_config(arguments)
+    if verb in ("install", "uninstall"):
+        from jouled.cli import install as service
+
+        return service.install(arguments) if verb == "install" else service.uninstall(arguments)
     from jouled.cli import verbs
 
     run = {

@@ -105,6 +105,26 @@ def _plain(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _service_verbs(verbs: Any) -> None:
+    install = verbs.add_parser(
+        "install",
+        help="put the service on this machine: users, units, configuration; again: an upgrade",
+        description="Makes users and folders, lays the units, enables and starts them. A configuration that is there "
+        "stays. May be run again, with another version too.",
+    )
+    install.add_argument("--metrics-listen", metavar="ADDR:PORT", help="for a new configuration")
+    install.add_argument("--prefix", metavar="DIR", type=Path, help="lay the files below DIR, start nothing")
+    uninstall = verbs.add_parser(
+        "uninstall",
+        help="put the board's own mode in force, then take the service off",
+        description="Puts the board's own mode in force, then stops and removes the units.",
+    )
+    uninstall.add_argument("--purge", action="store_true", help="remove configuration and state too")
+    uninstall.add_argument("--leave-board", action="store_true", help="touch no knob, whatever is in force")
+    for parser in (install, uninstall):
+        _output_options(parser)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(
@@ -122,11 +142,14 @@ def make_parser() -> argparse.ArgumentParser:
     _plain(verbs, "verify", "compare the board with what should be in force; exit 5 where a knob differs")
     _plain(verbs, "restore", "finish what a crash left: put every knob back as it was found")
     forget = _plain(verbs, "forget", "let a quarantined power mode be tried again")
-    forget.add_argument("mode", metavar="MODE", help="as `jouled modes` prints it")
+    which = forget.add_mutually_exclusive_group(required=True)
+    which.add_argument("mode", metavar="MODE", nargs="?", help="as `jouled modes` prints it")
+    which.add_argument("--held", action="store_true", help="end the state held, after two boards going down in a row")
     check = verbs.add_parser("check-config", help="check the configuration file and print what is in force")
     check.add_argument("--config", metavar="FILE", type=Path, help="default /etc/jouled/config.toml")
     check.add_argument("--print", action="store_true", dest="show", help="each value and where it came from")
     _output_options(check)
+    _service_verbs(verbs)
     virtual = verbs.add_parser("virtual", help="do to a virtual board what happens to a real one")
     actions = virtual.add_subparsers(dest="action", metavar="ACTION", required=True)
     reboot = actions.add_parser("reboot", help="boot it again through NVIDIA's stock path")
