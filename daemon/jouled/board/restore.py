@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from jouled.board.applied import applied_path, delete_applied, read_applied, write_applied
+from jouled.board.applied import Applied, delete_applied, read_applied, write_applied
 from jouled.board.host import Host
 from jouled.board.knobs import CONF_PATH_PATH, differences, nvpmodel_files, put_back, repair_status
 from jouled.board.lock import hold_board
@@ -26,6 +27,7 @@ from jouled.board.snapshot import (
     snapshot_path,
 )
 from jouled.board.statefile import remove_durably, set_aside
+from jouled.board.winner import delete_winner, read_winner, write_winner
 from jouled.errors import AbsentError, BoardError, RestoreError, StateError
 
 log = logging.getLogger(__name__)
@@ -80,17 +82,31 @@ def start_units(host: Host, units: tuple[str, ...]) -> tuple[tuple[str, ...], tu
     return tuple(started), tuple(warnings)
 
 
-def _put_back_applied(host: Host, snapshot: Snapshot) -> tuple[str, ...]:
-    """applied.json as when the job began; what the job has written there is no longer in force."""
-    if read_applied(host.state_dir) == snapshot.applied:
-        return ()
+def _is_as_found(read: Callable[[Path], Applied | None], folder: Path, as_found: Applied | None) -> bool:
     try:
-        if snapshot.applied is None:
-            delete_applied(host.state_dir)
-        else:
-            write_applied(host.state_dir, snapshot.applied)
+        return read(folder) == as_found
     except StateError as error:
-        return (f"{applied_path(host.state_dir)} does not name the winner in force: {error}",)
+        log.warning("%s; made anew as it was found", error)
+        return False
+
+
+def _put_back_winner(host: Host, snapshot: Snapshot) -> tuple[str, ...]:
+    """applied.json and winner.json as when the job began: what it has written there neither stands nor is in force."""
+    folder = host.state_dir
+    files = (
+        (snapshot.applied, read_applied, write_applied, delete_applied),
+        (snapshot.winner, read_winner, write_winner, delete_winner),
+    )
+    try:
+        for as_found, read, write, delete in files:
+            if _is_as_found(read, folder, as_found):
+                continue
+            if as_found is None:
+                delete(folder)
+            else:
+                write(folder, as_found)
+    except StateError as error:
+        return (f"{folder} does not name the winner as before the job: {error}",)
     return ()
 
 
@@ -102,7 +118,7 @@ def _of_this_boot(host: Host, snapshot: Snapshot) -> RestoreReport:
     left = put_back(host.sysfs, snapshot.knobs, why="restore")  # a unit may have set knobs of its own
     if left:
         raise _fail(left)
-    warnings += _put_back_applied(host, snapshot)
+    warnings += _put_back_winner(host, snapshot)
     clear_pending(host)
     delete_snapshot(host.state_dir)
     return RestoreReport(Found.THIS_BOOT, snapshot.job, killed, changed, started, warnings)
@@ -115,7 +131,7 @@ def _of_other_boot(host: Host, snapshot: Snapshot) -> RestoreReport:
     left = repair_status(host.sysfs, snapshot.knobs)
     if left:
         raise _fail(left)
-    warnings = _put_back_applied(host, snapshot)
+    warnings = _put_back_winner(host, snapshot)
     aside = set_aside(snapshot_path(host.state_dir))
     return RestoreReport(Found.OTHER_BOOT, snapshot.job, killed, changed, (), warnings, aside)
 

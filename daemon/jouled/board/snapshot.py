@@ -44,7 +44,8 @@ class Snapshot:
     """What a restore needs, and nothing else.
 
     `mark` is what the job's children carry in their environment (Processes.mark); it must be the job's alone,
-    since restore kills whatever carries it. `applied` is the winner in force when the job began.
+    since restore kills whatever carries it. `applied` and `winner` are applied.json and winner.json as the job found
+    them, of whatever boot.
     """
 
     boot_id: str
@@ -54,6 +55,7 @@ class Snapshot:
     knobs: Knobs
     wall_s: float
     applied: Applied | None = None
+    winner: Applied | None = None
     stopped_units: tuple[str, ...] = ()
     children: tuple[Child, ...] = ()
 
@@ -118,6 +120,7 @@ def write_snapshot(state_dir: Path, snapshot: Snapshot) -> None:
         "knobs": dict(snapshot.knobs.values),
         "wall_s": snapshot.wall_s,
         "applied": None if snapshot.applied is None else applied_to_plain(snapshot.applied),
+        "winner": None if snapshot.winner is None else applied_to_plain(snapshot.winner),
         "stopped_units": list(snapshot.stopped_units),
         "children": [{"pid": child.pid, "start_ticks": child.start_ticks} for child in snapshot.children],
     }
@@ -129,7 +132,7 @@ def read_snapshot(state_dir: Path) -> Snapshot | None:
     fields = read_state(snapshot_path(state_dir), _SNAPSHOT_SCHEMA)
     if fields is None:
         return None
-    applied = fields.fields_or_none("applied")
+    applied, winner = fields.fields_or_none("applied"), fields.fields_or_none("winner")
     children = fields.list_of_fields("children")
     return Snapshot(
         boot_id=fields.text("boot_id"),
@@ -139,6 +142,7 @@ def read_snapshot(state_dir: Path) -> Snapshot | None:
         knobs=knobs_from_fields(fields, "knobs"),
         wall_s=fields.number("wall_s"),
         applied=None if applied is None else applied_from_fields(applied),
+        winner=None if winner is None else applied_from_fields(winner),
         stopped_units=_units(fields),
         children=tuple(Child(child.integer("pid"), child.integer("start_ticks")) for child in children),
     )
