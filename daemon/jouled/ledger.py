@@ -175,7 +175,7 @@ class Ledger:
 
     def _rotate(self) -> Path:
         number = 1
-        while (target := self.path.with_name(f"ledger.{number}.jsonl")).exists():
+        while (target := self.path.with_name(f"{self.path.stem}.{number}.jsonl")).exists():
             number += 1
         try:
             os.rename(self.path, target)

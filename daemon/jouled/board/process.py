@@ -151,3 +151,16 @@ class Processes:
             argv=argv,
             hint="no knob is written while it hangs; look at dmesg, and reboot the board if it stays",
         )
+
+
+def start_with_socket(argv: Sequence[str], descriptor: int) -> subprocess.Popen[bytes]:
+    """Start a program of ours that goes on beside us and talks by `descriptor`, in a session of its own.
+
+    Its standard output and error are ours; the caller reaps it. Raises ToolAbsentError.
+    """
+    try:
+        return subprocess.Popen(
+            list(argv), stdin=subprocess.DEVNULL, stdout=None, pass_fds=(descriptor,), start_new_session=True
+        )
+    except OSError as error:
+        raise ToolAbsentError(f"{argv[0]}: cannot be started: {error.strerror}", argv=argv) from error
