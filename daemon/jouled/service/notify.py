@@ -1,0 +1,106 @@
+"""What systemd is told: readiness, a line of status, the watchdog's pulse. Without systemd nothing is sent.
+
+systemd-python sends it where it is installed; else a datagram does the same (sd_notify(3)). The journal's fields need
+systemd-python, and nothing stands in for them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_OWN = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+def _installed(name: str) -> Any | None:
+    """A module of systemd-python, which is optional."""
+    try:
+        return importlib.import_module(f"systemd.{name}")
+    except ImportError:
+        return None
+
+
+def _datagram(address: str) -> Callable[[str], None]:
+    """Sends to `address`, a path or an abstract name (@…). Never blocks."""
+    target = f"\0{address[1:]}" if address.startswith("@") else address
+
+    def send(text: str) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as sender:
+            sender.sendto(text.encode(), target)
+
+    return send
+
+
+def _by_systemd(daemon: Any, address: str) -> Callable[[str], None]:
+    """systemd-python reads the address from the environment, where children would find it: it is put there only for
+    the call."""
+
+    def send(text: str) -> None:
+        os.environ["NOTIFY_SOCKET"] = address
+        try:
+            daemon.notify(text)
+        finally:
+            del os.environ["NOTIFY_SOCKET"]
+
+    return send
+
+
+class Notifier:
+    """Takes the variables out of `environ`, so that no child inherits them, and sends what changes."""
+
+    def __init__(self, environ: MutableMapping[str, str] | None = None) -> None:
+        environ = os.environ if environ is None else environ
+        address, usec, pid = (environ.pop(name, "") for name in _OWN)
+        self.has_watchdog = usec.isdecimal() and int(usec) > 0 and pid in ("", str(os.getpid()))
+        self._status = ""
+        self._send: Callable[[str], None] | None = None
+        if address:
+            daemon = _installed("daemon")
+            self._send = _datagram(address) if daemon is None else _by_systemd(daemon, address)
+
+    def tell(self, text: str) -> None:
+        """Send `text`; a socket that is full or gone is no reason to stop working."""
+        if self._send is None:
+            return
+        try:
+            self._send(text)
+        except OSError as error:
+            log.debug("systemd was not told %r: %s", text, error)
+
+    def ready(self) -> None:
+        """The daemon serves."""
+        self.tell("READY=1")
+
+    def alive(self) -> None:
+        """The loop turns."""
+        if self.has_watchdog:
+            self.tell("WATCHDOG=1")
+
+    def status(self, text: str) -> None:
+        """One line for `systemctl status`; the same line is not sent twice."""
+        if text != self._status:
+            self._status = text
+            self.tell(f"STATUS={text}")
+
+    def stopping(self) -> None:
+        """The daemon ends."""
+        self.tell("STOPPING=1")
+
+    def extend(self, duration_s: float) -> None:
+        """The end takes `duration_s` more from now."""
+        self.tell(f"EXTEND_TIMEOUT_USEC={round(duration_s * 1e6)}")
+
+
+def journal_handler() -> logging.Handler | None:
+    """Sends log records with their fields (`extra={"JOULED_…": …}`) to the journal; None without systemd-python."""
+    journal = _installed("journal")
+    if journal is None:
+        return None
+    handler: logging.Handler = journal.JournalHandler(SYSLOG_IDENTIFIER="jouled")
+    return handler
