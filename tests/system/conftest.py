@@ -1,0 +1,295 @@
+"""A real systemd, booted in a container over this machine's own root, with a virtual board in it.
+
+The root is an overlay: what happens inside stays there and outlives a reboot of the container, not the test. The board
+is made by a unit called nvpmodel.service, as on a Jetson; drop-ins tell jouled's units to use it. The interpreter of
+the tests is given to everyone inside at /opt/jouled, since its own folder may be closed to user jouled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+STATE, RUN, CONFIG = "/var/lib/jouled", "/run/jouled", "/etc/jouled/config.toml"
+PYTHON = "/opt/jouled/bin/python"
+SITE = f"--virtual agx-orin-64gb --state-dir {STATE}"
+BASE_MODE = "MODE_50W"
+PATIENCE_S = 120.0
+UNITS = "etc/systemd/system"
+
+_BOOT = r"""
+set -e
+mount --make-rprivate /
+umount -R /sys/fs/cgroup 2>/dev/null || true
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mkdir -p "/sys/fs/cgroup/$1"
+echo $$ >"/sys/fs/cgroup/$1/cgroup.procs"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$2/upper,workdir=$2/work" "$2/root"
+find "$2/root/etc/systemd/system" -maxdepth 1 -name '*.wants' ! -newer "$2/upper/stamp" -exec rm -rf {} +
+echo $$ >"$2/pid"
+exec systemd-nspawn --quiet --directory="$2/root" --boot --register=no --keep-unit --private-network --console=pipe \
+  --link-journal=no --bind-ro="$3:/opt/jouled/source" --bind-ro="$4:/opt/jouled/libraries" \
+  systemd.unit=multi-user.target
+"""
+_CLEAN = r"""
+mount --make-rprivate /
+umount -R /sys/fs/cgroup 2>/dev/null || true
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+find "/sys/fs/cgroup/$1" -depth -type d -exec rmdir {} \; 2>/dev/null
+"""
+_BOARD = f"""\
+[Unit]
+Description=the virtual board boots
+[Service]
+Type=oneshot
+ExecStart={PYTHON} -I -m jouled.cli virtual reboot {SITE} --base-mode {BASE_MODE}
+[Install]
+WantedBy=multi-user.target
+"""
+_DAEMON = f"[Service]\nExecStart=\nExecStart={PYTHON} -I -m jouled.cli run {SITE} --config {CONFIG}\n"
+_WORKER = f"""\
+[Service]
+ExecStart=
+ExecStart={PYTHON} -I -m jouled.cli worker {SITE} --config {CONFIG}
+ExecStopPost=
+ExecStopPost=+{PYTHON} -I -m jouled.cli restore {SITE}
+"""
+
+Value = TypeVar("Value")
+
+
+def wait_for(look: Callable[[], Value | None], what: str, patience_s: float = PATIENCE_S) -> Value:
+    """What `look` gives as soon as it gives something true."""
+    pause = threading.Event()
+    for _ in range(int(patience_s / 0.05)):
+        found = look()
+        if found:
+            return found
+        pause.wait(0.05)
+    raise AssertionError(f"in {patience_s:g} s there was no {what}")
+
+
+@dataclass
+class Container:
+    """A machine: it is booted, shut down, loses power; commands run in it as any user."""
+
+    folder: Path
+    board: bool = True
+    boots: int = field(default=0, init=False)
+
+    @property
+    def upper(self) -> Path:
+        """What differs from this machine's root. To be written to while it is off only."""
+        return self.folder / "upper"
+
+    @property
+    def _cgroup(self) -> str:
+        return f"jouled-test-{os.getpid()}-{self.folder.name}"
+
+    def make(self) -> None:
+        for name in ("root", "upper", "work"):
+            (self.folder / name).mkdir(parents=True)
+        (self.upper / "stamp").touch()
+        self._give_interpreter()
+        if self.board:
+            self.write(f"{UNITS}/nvpmodel.service", _BOARD)
+            self.write(f"{UNITS}/jouled.service.d/virtual.conf", _DAEMON)
+            self.write(f"{UNITS}/jouled-worker.service.d/virtual.conf", _WORKER)
+
+    def _give_interpreter(self) -> None:
+        real = Path(sys.executable).resolve()
+        for folder in reversed(real.parents):
+            if not folder.stat().st_mode & 0o001:
+                (self.upper / folder.relative_to("/")).mkdir(parents=True, exist_ok=True)
+                (self.upper / folder.relative_to("/")).chmod(0o755)
+        self.write("opt/jouled/pyvenv.cfg", f"home = {real.parent}\ninclude-system-site-packages = false\n")
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        lines = ("source/daemon", "source/tuner", "libraries")
+        path = f"opt/jouled/lib/python{version}/site-packages/all.pth"
+        self.write(path, "".join(f"/opt/jouled/{line}\n" for line in lines))
+        (self.upper / "opt/jouled/bin").mkdir()
+        (self.upper / "opt/jouled/bin/python").symlink_to(real)
+
+    def write(self, path: str, text: str) -> None:
+        """A file of the machine while it is off."""
+        place = self.upper / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+
+    # --- power
+
+    def boot(self) -> None:
+        """Until systemd has nothing left to start."""
+        (self.folder / "pid").unlink(missing_ok=True)
+        argv = ["unshare", "-m", "bash", "-c", _BOOT, "boot", self._cgroup, str(self.folder), str(ROOT)]
+        argv.append(sysconfig.get_paths()["purelib"])
+        with (self.folder / "console").open("ab") as console:
+            shell = ["sh", "-c", '"$@" & ', "sh", *argv]  # its parent ends, so it is nobody's child
+            subprocess.run(shell, stdin=subprocess.DEVNULL, stdout=console, stderr=console, check=True)
+        self.boots += 1
+        wait_for(lambda: self._leader() is not None, f"boot: {(self.folder / 'console').read_text()[-2000:]}", 30)
+        wait_for(lambda: self.run("test", "-S", "/run/systemd/private", code=None).returncode == 0, "systemd", 30)
+        self.run("systemctl", "is-system-running", "--wait", code=None)
+        if self.board and self.boots == 1:
+            self.run("systemctl", "enable", "--now", "--quiet", "nvpmodel.service")
+
+    def _leader(self) -> int | None:
+        try:
+            nspawn = (self.folder / "pid").read_text().strip()
+            children = Path(f"/proc/{nspawn}/task/{nspawn}/children").read_text().split()
+            return next((int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text() == "systemd\n"), None)
+        except OSError:
+            return None
+
+    def _is_on(self) -> bool:
+        pid = self.folder / "pid"
+        return pid.exists() and Path(f"/proc/{pid.read_text().strip()}").exists()
+
+    def shut_down(self) -> None:
+        """As `poweroff` does."""
+        leader = self._leader()
+        assert leader is not None
+        os.kill(leader, signal.SIGRTMIN + 4)
+        wait_for(lambda: not self._is_on(), "shutdown")
+
+    def cut_power(self) -> None:
+        """Everything in it is gone at once."""
+        leader = self._leader()
+        if leader is not None:
+            os.kill(leader, signal.SIGKILL)
+        if self._is_on():
+            wait_for(lambda: not self._is_on(), "power cut", 30)
+
+    def discard(self) -> None:
+        self.cut_power()
+        subprocess.run(["unshare", "-m", "bash", "-c", _CLEAN, "clean", self._cgroup], check=False)
+        shutil.rmtree(self.folder / "work", ignore_errors=True)
+
+    # --- commands
+
+    def run(
+        self, *argv: str, user: str | None = None, code: int | None = 0, stdin: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run as root or `user`; the exit code must be `code` (None: any)."""
+        leader = self._leader()
+        assert leader is not None, f"the container is off: {(self.folder / 'console').read_text()[-2000:]}"
+        become = [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
+        enter = ["nsenter", f"--target={leader}", "-m", "-u", "-i", "-n", "-p", "--", "env", "-i", "-C", "/"]
+        whole = [*enter, "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/nonexistent", "LC_ALL=C", *become, *argv]
+        done = subprocess.run(whole, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        said = f"{' '.join(argv)} as {user or 'root'}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        assert code is None or done.returncode == code, f"{said}\n{self.journal()[-6000:] if code is not None else ''}"
+        return done
+
+    def jouled(self, *argv: str, user: str | None = None, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """The command line."""
+        return self.run(PYTHON, "-I", "-m", "jouled.cli", *argv, user=user, code=code)
+
+    def python(self, source: str, *argv: str, user: str | None = None, code: int | None = 0) -> str:
+        """What a piece of Python prints."""
+        return self.run(PYTHON, "-I", "-c", source, *argv, user=user, code=code).stdout
+
+    def put(self, path: str, text: str) -> None:
+        """A file of the running machine."""
+        self.run("sh", "-c", 'mkdir -p "$(dirname "$1")"; cat >"$1"', "put", path, stdin=text)
+
+    def read(self, path: str) -> str | None:
+        """A file of the running machine, as root."""
+        done = self.run("cat", path, code=None)
+        return done.stdout if done.returncode == 0 else None
+
+    def journal(self) -> str:
+        """What the units have logged since boot."""
+        argv = ("journalctl", "--no-pager", "-o", "short-monotonic", "-u", "jouled*")
+        return self.run(*argv, code=None).stdout
+
+    def show(self, unit: str, *names: str) -> dict[str, str]:
+        """Properties of a unit."""
+        out = self.run("systemctl", "show", unit, *(f"--property={name}" for name in names)).stdout
+        return dict(line.split("=", 1) for line in out.splitlines())
+
+    def status(self) -> dict[str, Any]:
+        """GET /v1/status, as root."""
+        body: dict[str, Any] = json.loads(self.jouled("status", "--json", code=None).stdout or "{}")
+        return body
+
+    def wait_for_state(self, *states: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+        """The first status with one of the states."""
+
+        def look() -> dict[str, Any] | None:
+            found = self.status()
+            return found if found.get("state") in states else None
+
+        return wait_for(look, f"state {' or '.join(states)}: {self.status()} {self.journal()[-3000:]}", patience_s)
+
+    # --- the virtual board
+
+    def nvpmodel(self) -> str:
+        """What `nvpmodel -q` prints."""
+        return self.run(f"{STATE}/board/usr/sbin/nvpmodel", "-q").stdout
+
+    def knobs(self) -> dict[str, str]:
+        """Every knob of the board, nvpmodel's status files among them."""
+        values: dict[str, str] = json.loads(self.python(_KNOBS, f"{STATE}/board"))
+        return values
+
+    def faults(self, **switches: Any) -> None:
+        """How the board misbehaves from now on."""
+        source = "import sys, json; from jouled.virtual.faults import set_faults; "
+        self.python(
+            source + "set_faults(sys.argv[1], **json.loads(sys.argv[2]))", f"{STATE}/board", json.dumps(switches)
+        )
+
+
+_KNOBS = """
+import json, sys
+from pathlib import Path
+from jouled.board.board import discover
+from jouled.board.knobs import read_knobs
+from jouled.virtual.machine import VirtualMachine
+host = VirtualMachine(Path(sys.argv[1])).host(Path(sys.argv[1]).parent)
+print(json.dumps(dict(read_knobs(host.sysfs, discover(host).domains).values)))
+"""
+
+
+def _why_not() -> str | None:
+    """Why no container can be booted here."""
+    if os.geteuid() != 0:
+        return "needs root"
+    missing = [name for name in ("systemd-nspawn", "nsenter", "unshare", "setpriv") if shutil.which(name) is None]
+    return f"needs {missing[0]}" if missing else None
+
+
+@contextlib.contextmanager
+def _machine(folder: Path) -> Iterator[Container]:
+    why = _why_not()
+    if why is not None:
+        pytest.skip(why)
+    container = Container(folder)
+    try:
+        container.make()
+        container.boot()
+        yield container
+    finally:
+        container.discard()
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Iterator[Container]:
+    """A machine that has booted, with a board and without jouled."""
+    with _machine(tmp_path / "machine") as machine:
+        yield machine
