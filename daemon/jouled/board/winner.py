@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from jouled.board.applied import Applied, applied_from_fields, applied_to_plain, read_applied
+from jouled.board.applied import Applied, applied_from_fields, applied_path, applied_to_plain, read_applied
 from jouled.board.host import Host
 from jouled.board.knobs import Knobs, nvpmodel_files
 from jouled.board.snapshot import boot_id
-from jouled.board.statefile import read_state, remove_durably, write_state
+from jouled.board.statefile import read_state, remove_durably, set_aside, write_state
+from jouled.errors import StateError
 
 _SCHEMA = "jouled.winner/1"
 _HOLDS_FOR = ("base_mode", "conf_sha256")
@@ -54,6 +55,17 @@ def what_differs(winner: Applied, marks: Mapping[str, str]) -> str:
         for name in names
         if winner.fingerprint.get(name) != marks.get(name)
     )
+
+
+def set_damaged_aside(state_dir: Path) -> tuple[str, ...]:
+    """Put an applied.json or winner.json that cannot be read out of the way: a sentence for each. Raises StateError."""
+    said = []
+    for path, read in ((applied_path(state_dir), read_applied), (winner_path(state_dir), read_winner)):
+        try:
+            read(state_dir)
+        except StateError as error:
+            said.append(f"{error}; set aside as {set_aside(path).name}")
+    return tuple(said)
 
 
 # --- in force -----------------------------------------------------------------------------------------------
