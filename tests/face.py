@@ -14,8 +14,10 @@ from typing import Any
 
 from jouled.config import Config, WorkloadEntry
 from jouled.config.tables import ControlTable, TargetTable
+from jouled.control.app import Control
+from jouled.control.events import Streams
 from jouled.control.peers import Peers
-from jouled.control.server import Server, bound_socket, control_server, metrics_server
+from jouled.control.server import Server, bound_socket
 from jouled.errors import JouledError
 from jouled.state import (
     BoardInfo,
@@ -208,12 +210,11 @@ class Serving:
     path: Path
     face: FakeFace
     loop: asyncio.AbstractEventLoop
-    metrics_port: int | None = None
 
     def connect(self, timeout_s: float = 10.0) -> socket.socket:
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        client.connect(str(self.path))  # with a time limit it would not wait for a place in the queue
         client.settimeout(timeout_s)
-        client.connect(str(self.path))
         return client
 
     def send(self, data: bytes, *, timeout_s: float = 10.0) -> bytes:
@@ -270,7 +271,8 @@ def serving(
     config: Config | None = None,
     *,
     peers: Peers | None = None,
-    listen: str = "",
+    heartbeat_s: float = 10.0,
+    patience_s: float = 10.0,
 ) -> Iterator[Serving]:
     """A control server on a socket in `folder`, ended and joined at the end."""
     face = face or FakeFace()
@@ -278,18 +280,16 @@ def serving(
     is_up, stop = threading.Event(), asyncio.Event()
 
     async def run() -> None:
-        server = control_server(face, config or make_config(), peers=peers)
-        metrics: Server | None = None
+        control = Control(face, config or make_config(), peers)
+        control.streams = Streams(face, heartbeat_s=heartbeat_s)
+        server = Server(control.app(), patience_s=patience_s)
         try:
             await server.start(bound_socket(folder / "control.sock"))
-            metrics = await metrics_server(face, listen)
             ready.append(Serving(folder / "control.sock", face, asyncio.get_running_loop()))
             is_up.set()
             await stop.wait()
         finally:
             await server.stop()
-            if metrics is not None:
-                await metrics.stop()
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), name="server")
     thread.start()

@@ -37,7 +37,7 @@ from jouled.state import Face, Peer
 log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=Struct)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request, Peer], Awaitable[web.StreamResponse]]
 SCHEMA = 1
 _NO_STORE = {"Cache-Control": "no-store"}
 
@@ -111,21 +111,20 @@ class Control:
     async def _stop_streams(self, _: web.Application) -> None:
         self.streams.stop()
 
-    def _handler(self, route: Route) -> Handler:
+    def _handler(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         handle: Handler = getattr(self, f"_{route.handler}")
 
         async def handler(request: web.Request) -> web.StreamResponse:
+            peer = self._peer(request)
             try:
-                peer = self._peer(request)
-                request["peer"] = peer
                 self._check_right(route, request, peer)
                 if route.body is None:
                     connection_of(request).begin()
-                done = await handle(request)
+                done = await handle(request, peer)
             except Problem as problem:
-                return self._refused(route, request, problem)
+                return _refused(route, request, peer, problem)
             except JouledError as error:
-                return self._refused(route, request, problem_of(error))
+                return _refused(route, request, peer, problem_of(error))
             if route.is_change:
                 log.info("%s by %s, pid %d: done", _where(request), peer, peer.pid)
             return done
@@ -143,84 +142,84 @@ class Control:
             text = f"{_where(request)}: wanted root or a member of control.change_group, got {peer}"
             raise Problem("not-permitted", text, hint=self.peers.advice(), exit_code=6)
 
-    def _refused(self, route: Route, request: web.Request, problem: Problem) -> web.Response:
-        peer: Peer | None = request.get("peer")
-        if peer is not None and (route.is_change or problem.status >= 500):
-            level = logging.WARNING if problem.status >= 500 else logging.INFO
-            text = problem.detail.replace("\n", "; ")[:300]
-            log.log(level, "%s by %s, pid %d: %d %s", _where(request), peer, peer.pid, problem.status, text)
-        return problem.response(_NO_STORE)
-
     # --- reads ----------------------------------------------------------------------------------------------
 
-    async def _health(self, _: web.Request) -> web.Response:
+    async def _health(self, request: web.Request, peer: Peer) -> web.Response:
         status = self.face.status()
         return answer({"status": "ok", "state": status.state.value, "version": __version__})
 
-    async def _status(self, _: web.Request) -> web.Response:
+    async def _status(self, request: web.Request, peer: Peer) -> web.Response:
         return answer(self.face.status().as_json())
 
-    async def _decision(self, _: web.Request) -> web.Response:
+    async def _decision(self, request: web.Request, peer: Peer) -> web.Response:
         return answer({"decision": self.face.decision()})
 
-    async def _modes(self, _: web.Request) -> web.Response:
+    async def _modes(self, request: web.Request, peer: Peer) -> web.Response:
         return answer(self.face.modes())
 
-    async def _history(self, request: web.Request) -> web.Response:
+    async def _history(self, request: web.Request, peer: Peer) -> web.Response:
         return answer({"history": self.face.history(history_limit(dict(request.query)))})
 
-    async def _job(self, request: web.Request) -> web.Response:
+    async def _job(self, request: web.Request, peer: Peer) -> web.Response:
         found = self.face.job(_job_id(request))
         if found is None:
             raise _no_such_job(request)
         return answer(found)
 
-    async def _trials(self, request: web.Request) -> web.Response:
+    async def _trials(self, request: web.Request, peer: Peer) -> web.Response:
         job = _job_id(request)
         found = self.face.trials(job)
         if found is None:
             raise _no_such_job(request)
         return answer({"job": job, "trials": found})
 
-    async def _events(self, request: web.Request) -> web.StreamResponse:
+    async def _events(self, request: web.Request, peer: Peer) -> web.StreamResponse:
         return await self.streams.serve(request)
 
     # --- changes --------------------------------------------------------------------------------------------
 
-    async def _retune(self, request: web.Request) -> web.Response:
+    async def _retune(self, request: web.Request, peer: Peer) -> web.Response:
         wanted = retune_request(await read_body(request, RetuneRequest), self.config)
-        return answer({"job": await self.face.retune(wanted, request["peer"])}, 202)
+        return answer({"job": await self.face.retune(wanted, peer)}, 202)
 
-    async def _cancel(self, request: web.Request) -> web.Response:
+    async def _cancel(self, request: web.Request, peer: Peer) -> web.Response:
         await read_body(request, EmptyRequest)
         job = _job_id(request)
         if self.face.job(job) is None:
             raise _no_such_job(request)
         try:
-            await self.face.cancel(job, request["peer"])
+            await self.face.cancel(job, peer)
         except UsageError as error:
             raise Problem("conflict", str(error), hint=error.hint, exit_code=error.exit_code, job=None) from error
         return answer({"job": job}, 202)
 
-    async def _apply(self, request: web.Request) -> web.Response:
+    async def _apply(self, request: web.Request, peer: Peer) -> web.Response:
         target = apply_target(await read_body(request, ApplyRequest))
-        return answer(await self.face.apply(target, request["peer"]))
+        return answer(await self.face.apply(target, peer))
 
-    async def _rollback(self, request: web.Request) -> web.Response:
+    async def _rollback(self, request: web.Request, peer: Peer) -> web.Response:
         await read_body(request, EmptyRequest)
-        return answer(await self.face.rollback(request["peer"]))
+        return answer(await self.face.rollback(peer))
 
-    async def _verify(self, request: web.Request) -> web.Response:
+    async def _verify(self, request: web.Request, peer: Peer) -> web.Response:
         await read_body(request, EmptyRequest)
-        return answer(await self.face.verify(request["peer"]))
+        return answer(await self.face.verify(peer))
 
-    async def _pause(self, request: web.Request) -> web.Response:
+    async def _pause(self, request: web.Request, peer: Peer) -> web.Response:
         wanted = await read_body(request, PauseRequest)
-        return answer(await self.face.pause(wanted.for_s, request["peer"]))
+        return answer(await self.face.pause(wanted.for_s, peer))
 
-    async def _forget(self, request: web.Request) -> web.Response:
+    async def _forget(self, request: web.Request, peer: Peer) -> web.Response:
         mode, is_held = forget_what(await read_body(request, ForgetRequest))
-        return answer(await self.face.forget(mode, is_held, request["peer"]))
+        return answer(await self.face.forget(mode, is_held, peer))
+
+
+def _refused(route: Route, request: web.Request, peer: Peer, problem: Problem) -> web.Response:
+    if route.is_change or problem.status >= 500:
+        level = logging.WARNING if problem.status >= 500 else logging.INFO
+        text = problem.detail.replace("\n", "; ")[:300]
+        log.log(level, "%s by %s, pid %d: %d %s", _where(request), peer, peer.pid, problem.status, text)
+    return problem.response(_NO_STORE)
 
 
 def _job_id(request: web.Request) -> str:

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from jouled.config import Config
 from jouled.control.app import Control
-from jouled.control.connections import MOST_CONNECTIONS, Gate, connection_of
+from jouled.control.connections import MOST_CONNECTIONS, PATIENCE_S, Gate, connection_of
 from jouled.control.peers import Peers
 from jouled.errors import BusyError, StateError
 from jouled.state import Face
@@ -31,16 +31,17 @@ _SHUTDOWN_S = 2.0
 class Server:
     """One application behind one listening socket, in the running loop."""
 
-    def __init__(self, app: web.Application, *, most: int = MOST_CONNECTIONS) -> None:
+    def __init__(self, app: web.Application, *, most: int = MOST_CONNECTIONS, patience_s: float = PATIENCE_S) -> None:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
         self._most = most
+        self._patience_s = patience_s
         self._server: asyncio.Server | None = None
 
     async def start(self, listening: socket.socket) -> None:
         """Serve what comes by `listening`, which is owned from now on."""
         await self._runner.setup()
         assert self._runner.server is not None
-        gate = Gate(self._runner.server, most=self._most)
+        gate = Gate(self._runner.server, most=self._most, patience_s=self._patience_s)
         listening.setblocking(False)
         loop = asyncio.get_running_loop()
         make = loop.create_unix_server if listening.family == socket.AF_UNIX else loop.create_server
