@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 
 from jouled.board.clock import Clock
 from jouled.errors import BoardError, BusyError, NotSupportedError
+from jouled.worker.protocol import MAX_LINE_BYTES, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,6 @@ WORKER_SOCKET = Path("/run/jouled/worker.sock")
 _ANSWER_S = 120.0
 _PATIENCE_S = 120.0
 _AGAIN_S = 0.5
-_MAX_LINE = 64 << 10
 _REQUEST = {"command": "apply", "target": "reference", "why": "uninstall", "who": "uid 0 (root)"}
 
 
@@ -50,7 +49,7 @@ def _ask(path: Path) -> dict[str, Any]:
         try:
             peer.connect(str(path))
             with peer.makefile("rb") as lines:
-                return _converse(peer, lambda: lines.readline(_MAX_LINE))
+                return _converse(peer, lambda: lines.readline(MAX_LINE_BYTES))
         except TimeoutError as error:
             raise BoardError(f"{path}: the worker is silent", hint="see: journalctl -u jouled-worker") from error
         except OSError as error:
@@ -61,7 +60,7 @@ def _converse(peer: socket.socket, read: Callable[[], bytes]) -> dict[str, Any]:
     first = _parse(read())
     if "busy" in first:
         raise _NotNow(f"pid {first['busy'].get('pid')} (jouled {first['busy'].get('verb')}) holds the board")
-    peer.sendall(json.dumps(_REQUEST).encode() + b"\n")
+    peer.sendall(encode(_REQUEST))
     while True:
         event = _parse(read())
         if event.get("event") == "finished":
@@ -71,8 +70,7 @@ def _converse(peer: socket.socket, read: Callable[[], bytes]) -> dict[str, Any]:
 def _parse(line: bytes) -> dict[str, Any]:
     if not line:
         raise _NotNow("the worker ended")
-    event: dict[str, Any] = json.loads(line)
-    return event
+    return decode(line)
 
 
 def _judge(finished: dict[str, Any]) -> None:
