@@ -44,7 +44,7 @@ def state(tmp_path: Path) -> list[str]:
 
 
 def tune_arguments(state: list[str], *more: str) -> list[str]:
-    return ["tune", *state, "--latency-bound-ratio", "1.2", "--budget", "6", *more]
+    return ["tune", *state, "--latency-bound-ratio", "1.2", "--budget", "9", *more]
 
 
 def read_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -300,7 +300,7 @@ def test_config_file_is_checked_and_its_bound_gives_way_to_the_command_line(
     tmp_path: Path, state: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "config.toml"
-    path.write_text("schema = 1\n[target]\nlatency_bound_s = 0.0001\n[job]\nbudget = 6\n")
+    path.write_text("schema = 1\n[target]\nlatency_bound_s = 0.0001\n[job]\nbudget = 9\n")
     assert main(["check-config", "--config", str(path), "--print"]) == 0
     assert "latency_bound_s = 0.0001" in capsys.readouterr().out
     assert main(["tune", *state, "--config", str(path), "--json"]) == 3

@@ -373,11 +373,21 @@ def test_ledger_tells_the_whole_story(bench: Bench) -> None:
 def test_json_holds_every_key_of_the_contract(bench: Bench) -> None:
     keys = [
         *("schema", "job", "outcome", "reason", "board", "base_mode", "rail", "rail_coverage", "workload", "arrival"),
-        *("clocks", "method", "grid_size", "trials", "measurements", "invalid", "duration_s", "disturbed_s"),
+        *(
+            "clocks",
+            "method",
+            "grid_size",
+            "trials",
+            "measurements",
+            "invalid",
+            "duration_s",
+            "disturbed_s",
+            "idle_power_w",
+        ),
         *("latency_percentile", "latency_bound_s", "max_power_w", "applied", "reference", "incumbent", "winner"),
         *("best_seen", "saving_ratio", "saving_interval", "seed", "warnings", "versions"),
     ]
-    side = ["mode", "variant", "energy_j", "energy_se_j", "latency_s", "latency_upper_s", "latency_samples"]
+    side = ["mode", "variant", "policy", "energy_j", "energy_se_j", "latency_s", "latency_upper_s", "latency_samples"]
     side += ["power_w", "throughput_hz", "windows"]
     body = bench.run().as_json()
     assert list(body) == keys

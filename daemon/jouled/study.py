@@ -75,6 +75,21 @@ def open_storage(state_dir: Path) -> Iterator[RDBStorage]:
         storage.engine.dispose()
 
 
+@contextmanager
+def study_errors(state_dir: Path) -> Iterator[None]:
+    """What the database refuses becomes a StateError: the ledger, which was told first, has everything."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError) as error:
+        raise StateError(
+            f"{study_path(state_dir)}: cannot be written: {str(error).splitlines()[0]}",
+            hint=f"free some space in {state_dir}; the ledger has all that was measured",
+        ) from error
+
+
 def rebuild_study(
     storage: RDBStorage,
     study_name: str,

@@ -114,10 +114,11 @@ def _no_gain(finals: Finals, ended: ReasonCode) -> Decision:
     gain = finals.compare(best, finals.incumbent)
     if gain is None:
         return Decision(Outcome.NO_GAIN, ended, "too few valid pairs of windows in the finals", None, best)
+    change = 100 * abs(1 - gain.ratio)
     text = (
-        f"the best candidate saves {100 * (1 - gain.ratio):.1f} % over the incumbent "
-        f"({100 * (1 - gain.upper):.1f} to {100 * (1 - gain.lower):.1f} %, {gain.blocks} paired blocks), "
-        f"which does not show more than {100 * finals.min_gain:g} % "
+        f"the best other mode takes {change:.1f} % {'less' if gain.ratio <= 1 else 'more'} than what is in force "
+        f"(saving {100 * (1 - gain.upper):.1f} to {100 * (1 - gain.lower):.1f} %, {gain.blocks} paired blocks); "
+        f"that does not show a saving of more than {100 * finals.min_gain:g} % "
         f"(the steps of the sensor alone hide {100 * 1.96 * gain.sensor_ratio:.1f} %)"
     )
     return Decision(Outcome.NO_GAIN, ended, text, None, best, gain, *_saving(finals, best))

@@ -14,6 +14,7 @@ from jouled.board.board import Board
 from jouled.board.host import Host
 from jouled.board.jetson_clocks import lock_clocks
 from jouled.board.knobs import Knobs, repair_status
+from jouled.board.modename import mode_name
 from jouled.board.nvpmodel import TOOL
 from jouled.board.privateconf import private_conf_path, private_conf_text
 from jouled.board.process import Completed
@@ -126,7 +127,7 @@ class Actuator:
             raise NotPermittedError("applying a power mode needs root", hint="run it with sudo")
         if not is_mask_unchanged(self.host.sysfs, self.board):
             raise self._mask_error("before anything was written")
-        log.info("apply %s, %s, by %s", target.mode, policy.value, self.method.value)
+        log.info("apply %s, %s, by %s", mode_name(target.mode), policy.value, self.method.value)
         try:
             self._steps(target)
         except SysfsError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -49,7 +50,7 @@ class _ThreadTicker:
             while not self._ended.wait(max(0.0, due_s - time.monotonic())):
                 now_s = time.monotonic()
                 self._tick(now_s)
-                due_s = max(due_s + self._period_s, now_s)
+                due_s += self._period_s * max(1, math.ceil((time.monotonic() - due_s) / self._period_s))
         except Exception as error:  # noqa: BLE001 - raised again in stop(), where the owner is
             self._error = error
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from jouled.board.domains import Domains
 from jouled.board.sysfs import Sysfs
-from jouled.errors import AbsentError, ForbiddenError
+from jouled.errors import SysfsError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """Current clocks; None: not to be read here (an offline cluster, debugfs without root)."""
+    """Current clocks; None: no value now (an offline cluster, debugfs without root, an odd answer)."""
 
     cpu_hz: int | None
     gpu_hz: int | None
@@ -21,12 +24,13 @@ class ClockReading:
 def _optional(sysfs: Sysfs, path: str) -> int | None:
     try:
         return sysfs.read_int(path)
-    except (AbsentError, ForbiddenError):
+    except SysfsError as error:
+        log.debug("%s", error)
         return None
 
 
 def read_clocks(sysfs: Sysfs, domains: Domains) -> ClockReading:
-    """The highest current clock of each domain. Raises BrokenError where the kernel answers with nonsense."""
+    """The highest current clock of each domain."""
     cpu_khz = [_optional(sysfs, f"{path}/scaling_cur_freq") for path, _ in domains.cpu.policies]
     known_khz = [value for value in cpu_khz if value is not None]
     gpu_hz = None if domains.gpu is None else _optional(sysfs, f"{domains.gpu.path}/cur_freq")

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from jouled.board.host import Host
+from jouled.board.process import start_ticks
 from jouled.board.statefile import read_no_follow, write_durably
 from jouled.errors import BusyError, JouledError, NotPermittedError, StateError
 
@@ -22,13 +23,17 @@ def _folder(host: Host) -> Path:
 
 
 def read_holder(host: Host) -> tuple[int, str] | None:
-    """Pid and verb of the last holder; None when unknown. It may have let go since."""
+    """Pid and verb of the process that holds the board; None: nobody does, or who is not known.
+
+    The file outlives a holder that was killed: one whose pid is another process by now, or none, is no holder.
+    """
     try:
         data = read_no_follow(_folder(host) / "holder.json")
         document = json.loads(data or b"null")
-        return int(document["pid"]), str(document["verb"])
+        pid, began, verb = int(document["pid"]), int(document["start_ticks"]), str(document["verb"])
     except (JouledError, ValueError, TypeError, KeyError):
         return None
+    return (pid, verb) if start_ticks(pid) == began else None
 
 
 def _open(path: Path) -> int:
@@ -64,7 +69,7 @@ def _lock(host: Host) -> int:
             who = "another process" if holder is None else f"pid {holder[0]} (jouled {holder[1]})"
             raise BusyError(
                 f"{path}: {who} holds the board",
-                hint="wait until it ends, or cancel it: jouled cancel",
+                hint="wait until it ends, or stop it (Ctrl-C, or kill its pid): it puts the board back",
             ) from None
         if _is_current(descriptor, path):
             return descriptor
@@ -72,7 +77,7 @@ def _lock(host: Host) -> int:
 
 
 def _name_holder(host: Host, verb: str) -> None:
-    text = json.dumps({"pid": os.getpid(), "verb": verb})
+    text = json.dumps({"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "verb": verb})
     try:
         write_durably(_folder(host) / "holder.json", f"{text}\n".encode())
     except StateError as error:  # a full tmpfs must not keep a restore from its work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -65,7 +66,8 @@ def _kill(pid: int, mark: str, children: tuple[Child, ...]) -> int | None:
         os.close(descriptor)
         return None
     log.warning("SIGKILL to pid %d, which the last job left", pid)
-    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it has just ended by itself, which is as good
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     return descriptor
 
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from jouled.board.applied import mode_from_fields
 from jouled.board.host import Host
+from jouled.board.modename import mode_name
 from jouled.board.snapshot import boot_id
 from jouled.board.statefile import Fields, read_state, remove_durably, set_aside, write_state
 from jouled.errors import StateError
@@ -263,7 +264,7 @@ def note_boot(host: Host) -> BootNote:
     remove_durably(pending_path(host.state_dir))
     standing = quarantine.standing(pending.mode, pending.fingerprint)
     what = "nothing is held against it" if standing is None else f"it is {standing.value} from now on"
-    text = f"the board went down in {pending.mode} ({pending.why.value}): {what}"
+    text = f"the board went down in {mode_name(pending.mode)} ({pending.why.value}): {what}"
     log.warning("%s", text)
     return BootNote(pending, standing, text)
 

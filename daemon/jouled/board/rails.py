@@ -7,7 +7,7 @@ last 430 ms (nvpower.sh sets 512 averages); there is no energy counter. Source: 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -256,17 +256,19 @@ class Sampler:
         return self.trace()
 
 
-def measure_idle_w(clock: Clock, meter: Meter, *, duration_s: float, rate_hz: float, external_w: float = 0.0) -> float:
-    """Mean power of the total over `duration_s` in which nothing is asked of the board.
+def measure_idle_w(
+    clock: Clock, meter: Meter, wait: Callable[[], None], *, rate_hz: float, external_w: float = 0.0
+) -> float:
+    """Mean power of the total while `wait` waits and nothing is asked of the board.
 
-    Raises SensorError when no reading was to be had.
+    Raises SensorError when no reading was to be had, and what `wait` raises.
     """
     sampler = Sampler(clock, meter, rate_hz=rate_hz, external_w=external_w)
     sampler.start()
     try:
-        clock.sleep(duration_s)
+        wait()
     finally:
         trace = sampler.stop()
     if trace.t_s.size == 0:
-        raise SensorError(f"{meter.rail}: no reading in {duration_s:g} s: {sampler.last_error}")
+        raise SensorError(f"{meter.rail}: no reading of the idle board: {sampler.last_error}")
     return float(sum((rail.voltage_v * rail.current_a).mean() for rail in trace.rails) + external_w)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 
 from jouled.job.result import JobResult, Side
@@ -13,6 +14,8 @@ _SCALES = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"))
 
 def quantity(value: float, unit: str, digits: int = 3) -> str:
     """`value` of an SI unit with three digits: 0.0184 s is 18.4 ms."""
+    if not math.isfinite(value):
+        return "-"
     scale, prefix = next(((s, p) for s, p in _SCALES if abs(value) >= s), (1.0, "") if value == 0 else _SCALES[-1])
     scaled = value / scale
     places = max(0, digits - len(str(int(abs(scaled)))))
@@ -72,10 +75,16 @@ def _column(side: Side, result: JobResult) -> list[str]:
         f"{quantity(side.energy_j, 'J')} {_half_width(side)}",
         f"{side.power_w:.1f} W",
         quantity(side.latency_s, "s"),
-        quantity(side.latency_upper_s, "s") + (" <=" if bound is not None and side.latency_upper_s <= bound else ""),
+        quantity(side.latency_upper_s, "s") + _judged(side.latency_upper_s, bound),
         "none" if bound is None else quantity(bound, "s"),
         f"{side.throughput_hz:.1f} /s",
     ]
+
+
+def _judged(upper_s: float, bound_s: float | None) -> str:
+    if bound_s is None or not math.isfinite(upper_s):
+        return ""
+    return ", kept" if upper_s <= bound_s else ", too slow"
 
 
 def _labels(result: JobResult) -> list[str]:
@@ -90,20 +99,21 @@ def _labels(result: JobResult) -> list[str]:
         f"energy per {result.inference_name}",
         "power at this load",
         f"latency {percentile}",
-        "  at most (95 %)",
+        "  upper limit",
         "  bound",
         f"{result.inference_name}s",
     ]
 
 
 def _sides(result: JobResult) -> list[tuple[str, Side]]:
-    named = [(f"before ({result.base_mode})", result.reference)]
-    if result.incumbent is not None and result.incumbent != result.reference:
-        named.append(("in force until now", result.incumbent))
+    is_own = result.incumbent is None or result.incumbent == result.reference
+    named = [(f"{'before' if is_own else 'own mode'} ({result.base_mode})", result.reference)]
+    if not is_own:
+        named.append(("before this job" if result.applied else "in force", result.incumbent))
     if result.outcome == "tuned":
         named.append(("in force now", result.winner))
     elif result.best_seen is not None and result.best_seen != result.reference:
-        named.append(("best seen, not applied", result.best_seen))
+        named.append(("best seen", result.best_seen))
     return [(name, side) for name, side in named if side is not None]
 
 
@@ -126,6 +136,8 @@ def _table(result: JobResult) -> list[str]:
 def _headline(result: JobResult) -> str:
     if result.outcome == "tuned" and result.saving_ratio is not None and result.saving_interval is not None:
         low, high = result.saving_interval
+        if result.winner is not None and result.winner == result.reference:
+            return "tuned: back to the board's own mode, since what was in force broke a limit"
         less = "less" if result.saving_ratio >= 0 else "more"
         return (
             f"tuned: {percent(abs(result.saving_ratio))} {less} energy per {result.inference_name} than before "
@@ -136,9 +148,13 @@ def _headline(result: JobResult) -> str:
 
 def _changes(result: JobResult) -> list[str]:
     """What is other than before the job, a line each."""
-    before, after = result.incumbent, result.winner
+    before, after = result.incumbent, result.winner or result.reference
+    if result.outcome == "board_fault":
+        return ["what could be put back was put back: jouled verify tells"]
     if not result.applied or before is None or after is None:
         return ["nothing: every knob is as it was found"]
+    if result.winner is None:
+        return ["back to the board's own mode: what was in force before broke a limit"]
     old, new = before.candidate.mode, after.candidate.mode
     clocks = ("cpu_hz", "gpu_hz", "emc_hz")
     pairs = [(name[:3].upper(), getattr(old, name), getattr(new, name)) for name in clocks]
@@ -157,12 +173,14 @@ def _facts(result: JobResult, undo: str) -> list[tuple[str, str]]:
     facts = [
         ("rail", (result.rail or "-") + (f" ({result.rail_coverage})" if result.rail_coverage else "")),
         ("load", f"{result.workload or '-'}, {result.arrival or '-'}"),
+        ("idle", "" if result.idle_power_w is None else f"{result.idle_power_w:.1f} W (measured once, not subtracted)"),
         (
             "job",
             f"{result.job}, {duration(result.duration_s)}, the board disturbed for {duration(result.disturbed_s)}: "
             f"{result.measurements} windows on {result.trials} of {result.grid_size or 0} power modes",
         ),
         ("invalid", thrown),
+        ("errors", "95 % intervals: +- and the upper limit; the shunt's own tolerance is in none of them"),
         *(("changed", change) for change in _changes(result)),
         ("undo", undo if result.applied else ""),
         *(("warning", text) for text in result.warnings),
@@ -181,6 +199,9 @@ def _said(word: str, text: str) -> str:
 
 def ending(result: JobResult, *, undo: str) -> str:
     """The last words of a job, as an operator reads them."""
+    if result.board is None:  # it ended before the board was looked at
+        told = [*(("warning", text) for text in result.warnings), ("to do", result.hint)]
+        return "\n".join([_headline(result), *(_said(word, text) for word, text in told if text)])
     headline = textwrap.fill(_headline(result), WIDTH, subsequent_indent="  ", break_long_words=False)
     facts = [_said(word, text) for word, text in _facts(result, undo)]
     return "\n".join([headline, "", *_table(result), "", *facts])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import signal
 import sys
 from collections.abc import Iterator
@@ -129,7 +127,7 @@ class Progress:
             return f"{head} too slow, cut short"
         upper_s = window["latency_upper_s"]
         numbers = f"{quantity(window['energy_j'], 'J'):>9} {window['power_w']:5.1f} W"
-        numbers += f" <= {quantity(upper_s, 's'):7}" if math.isfinite(upper_s) else ""
+        numbers += f" <= {quantity(upper_s, 's'):7}" if upper_s is not None else " " * 11
         if trial["purpose"] == "reference" and self._reference_j is None:
             self._reference_j = window["energy_j"]
         if self._reference_j is not None:
@@ -153,7 +151,7 @@ def _phase(event: Event) -> str | None:
 def _say(arguments: argparse.Namespace, site: Site, result: JobResult) -> None:
     if arguments.json:
         body = result.as_json() if result.plan is None else {"schema": 1, "job": result.job, "plan": result.plan}
-        print(json.dumps(body, allow_nan=False))
+        print(encode(body))
     elif arguments.json_lines:
         return
     elif result.plan is not None:

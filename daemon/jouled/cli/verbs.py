@@ -8,20 +8,21 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from jouled.board.applied import Applied, read_applied
+from jouled.board.applied import Applied
 from jouled.board.apply import Actuator, ClocksPolicy, Method
 from jouled.board.board import Board, discover, fingerprint
 from jouled.board.knobs import Knobs, read_knobs
-from jouled.board.lock import read_holder
+from jouled.board.lock import hold_board, read_holder
 from jouled.board.modename import mode_name, parse_mode_name
-from jouled.board.pending import Quarantine, read_quarantine
+from jouled.board.pending import Quarantine, forget_held, read_quarantine
 from jouled.board.pending import forget as forget_mode
 from jouled.board.restore import Found
 from jouled.board.restore import restore as restore_board
-from jouled.board.snapshot import boot_id, read_origin, read_snapshot
+from jouled.board.snapshot import read_origin, read_snapshot
 from jouled.cli.output import mode_text, quantity
 from jouled.cli.site import open_site, require_root
 from jouled.errors import UsageError
+from jouled.job.ground import home_of, winner_in_force
 from jouled.job.site import Site
 from jouled.ledger import Ledger
 from jouletune.space import Candidate, PowerMode
@@ -29,11 +30,6 @@ from jouletune.space import Candidate, PowerMode
 
 def _discover(site: Site) -> Board:
     return discover(site.host, site.config.board.base_mode)
-
-
-def _winner(site: Site) -> Applied | None:
-    applied = read_applied(site.host.state_dir)
-    return applied if applied is not None and applied.boot_id == boot_id(site.host.sysfs) else None
 
 
 # --- modes --------------------------------------------------------------------------------------------------
@@ -47,7 +43,8 @@ def modes(arguments: argparse.Namespace) -> int:
         space = site.make_space(board)
         quarantine = read_quarantine(site.host.state_dir)
         marks = fingerprint(board, site.config.board.external_w)
-        rows = [_row(one, i == space.reference, site, quarantine, marks) for i, one in enumerate(space.candidates)]
+        winner = winner_in_force(site.host, marks)
+        rows = [_row(one, i == space.reference, winner, quarantine, marks) for i, one in enumerate(space.candidates)]
         _add_measured(rows, site)
     finally:
         site.close()
@@ -65,9 +62,12 @@ def modes(arguments: argparse.Namespace) -> int:
 
 
 def _row(
-    candidate: Candidate, is_reference: bool, site: Site, quarantine: Quarantine, marks: Mapping[str, str]
+    candidate: Candidate,
+    is_reference: bool,
+    winner: Applied | None,
+    quarantine: Quarantine,
+    marks: Mapping[str, str],
 ) -> dict[str, Any]:
-    winner = _winner(site)
     standing = quarantine.standing(candidate.mode, marks)
     states = {
         "reference": is_reference,
@@ -123,7 +123,7 @@ def verify(arguments: argparse.Namespace) -> int:
 def _verify(site: Site) -> dict[str, Any]:
     host = site.host
     board = _discover(site)
-    winner = _winner(site)
+    winner = winner_in_force(host, fingerprint(board, site.config.board.external_w))
     mode, policy, home = _wanted(site, board, winner)
     comparison = Actuator(host, board, home, Method.SYSFS).compare(mode, policy)
     mismatches = list(comparison.mismatches)
@@ -153,9 +153,12 @@ def _verify(site: Site) -> dict[str, Any]:
 def _wanted(site: Site, board: Board, winner: Applied | None) -> tuple[PowerMode, ClocksPolicy, Knobs]:
     """What should be in force, and what rest means (minima, idle states): as found before jouled's first write."""
     if winner is not None:
-        return winner.candidate.mode, ClocksPolicy(winner.policy), winner.home
+        home = home_of(read_knobs(site.host.sysfs, board.domains), winner)
+        return winner.candidate.mode, ClocksPolicy(winner.policy), home
     origin = read_origin(site.host.state_dir)
-    is_same = origin is not None and origin.base_mode == board.base_mode.name
+    is_same = (
+        origin is not None and origin.base_mode == board.base_mode.name and origin.conf_sha256 == board.conf_sha256
+    )
     home = origin.knobs if origin is not None and is_same else read_knobs(site.host.sysfs, board.domains)
     return board.reference, ClocksPolicy.CAPPED, home
 
@@ -198,14 +201,18 @@ def forget(arguments: argparse.Namespace) -> int:
     site = open_site(arguments)
     try:
         require_root(site, "forget")
-        mode = parse_mode_name(arguments.mode)
-        was_held = forget_mode(site.host, mode)
+        mode = None if arguments.held else parse_mode_name(arguments.mode)
+        with hold_board(site.host, verb="forget"):
+            lifted = forget_held(site.host) if mode is None else forget_mode(site.host, mode)
     finally:
         site.close()
+    name = "the state held" if mode is None else mode_name(mode)
     if arguments.json:
-        print(json.dumps({"schema": 1, "mode": mode_name(mode), "forgotten": was_held}))
-        return 0
-    print(f"{mode_name(mode)} may be tried again" if was_held else f"nothing was held against {mode_name(mode)}")
+        print(json.dumps({"schema": 1, "mode": None if mode is None else name, "forgotten": lifted}))
+    elif mode is None:
+        print("jobs may run again" if lifted else "the board was not held")
+    else:
+        print(f"{name} may be tried again" if lifted else f"nothing was held against {name}")
     return 0
 
 

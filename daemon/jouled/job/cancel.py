@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 from jouled.board.clock import Clock
 
 _SLICE_S = 1.0
@@ -22,23 +20,21 @@ class Cancellation:
     """Set from a signal handler or another thread, seen by the job."""
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
         self._error: Cancelled | None = None
 
     def ask(self, code: str, text: str, *, signal_number: int | None = None) -> None:
         """Ask the job to stop; the first asker's reason stays."""
-        if self._error is None:
+        if self._error is None:  # one store, and no lock that a second signal could find taken
             self._error = Cancelled(code, text, signal_number)
-        self._asked.set()
 
     @property
     def asked(self) -> bool:
         """Has somebody asked?"""
-        return self._asked.is_set()
+        return self._error is not None
 
     def check(self) -> None:
         """Raise Cancelled if somebody has asked."""
-        if self._error is not None and self._asked.is_set():
+        if self._error is not None:
             raise self._error
 
     def sleep(self, clock: Clock, duration_s: float) -> None:

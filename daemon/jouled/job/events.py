@@ -70,8 +70,12 @@ class Events:
             self._progress_s = now_s
         self._seq += 1
         record = {"v": VERSION, "seq": self._seq, "t_s": round(now_s, 3), "event": event, "job": self.job, **fields}
-        for sink in self.sinks:
-            sink(record)
+        for sink in list(self.sinks):
+            try:
+                sink(record)
+            except OSError as error:  # a listener that has gone decides nothing; the ledger raises StateError
+                self.sinks.remove(sink)
+                log.warning("a listener is gone: %s", error)
 
     def warn(self, text: str, **fields: Any) -> None:
         """Something was ignored or done another way; `text` says what and what is done instead."""

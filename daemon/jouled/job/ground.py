@@ -10,7 +10,7 @@ from jouled.board.apply import ClocksPolicy
 from jouled.board.board import Board, discover, fingerprint
 from jouled.board.gpuload import read_gpu_clients, read_gpu_load
 from jouled.board.host import Host
-from jouled.board.knobs import Knobs, read_knobs
+from jouled.board.knobs import Knobs, nvpmodel_files, read_knobs
 from jouled.board.pending import read_quarantine
 from jouled.board.rails import Meter, find_meter
 from jouled.board.snapshot import boot_id
@@ -22,6 +22,8 @@ from jouled.job.request import Request
 from jouletune.space import Space
 
 DISABLED_PATH = "/etc/jouled/disabled"
+_HOLDS_FOR = ("base_mode", "conf_sha256")
+LEAST_AVERAGINGS = 32  # at least 8 batches of 4 averages
 _BUSY_LOAD = 0.05
 _LOOKS = 5
 _LOOK_EVERY_S = 0.2
@@ -55,10 +57,23 @@ def check_switches(sysfs: Sysfs) -> None:
         )
 
 
-def winner_in_force(host: Host) -> Applied | None:
-    """The winner that this boot has in force; one of an earlier boot went with it. Raises StateError."""
+def winner_in_force(host: Host, marks: Mapping[str, str]) -> Applied | None:
+    """The winner that is in force, if one is. Raises StateError.
+
+    One of an earlier boot went with that boot, and one found under another base mode or stock conf went when the
+    operator changed that: what nvpmodel has set since is the reference.
+    """
     applied = read_applied(host.state_dir)
-    return applied if applied is not None and applied.boot_id == boot_id(host.sysfs) else None
+    if applied is None or applied.boot_id != boot_id(host.sysfs):
+        return None
+    return applied if all(applied.fingerprint.get(key) == marks[key] for key in _HOLDS_FOR) else None
+
+
+def home_of(found: Knobs, applied: Applied | None) -> Knobs:
+    """The reference's knobs. nvpmodel's own files are those that were found: they are never an earlier job's."""
+    if applied is None:
+        return found
+    return Knobs({**applied.home.values, **nvpmodel_files(found).values})
 
 
 def survey(host: Host, request: Request) -> Ground:
@@ -76,13 +91,19 @@ def survey(host: Host, request: Request) -> Ground:
         averaging_s=board.file.rail_averaging_s,
         allow_partial=config.board.on_partial_rails == "partial",
     )
+    least_s = LEAST_AVERAGINGS * meter.averaging_s
+    if config.job.window_min_s < least_s:
+        raise ConfigError(
+            f"job.window_min_s: wanted at least {least_s:.1f} s (32 averages of this sensor), "
+            f"got {config.job.window_min_s:g} s",
+            hint="leave job.window_min_s out",
+        )
     marks = fingerprint(board, config.board.external_w)
-    applied = winner_in_force(host)
+    applied = winner_in_force(host, marks)
     found = read_knobs(host.sysfs, board.domains)
     space = _without_quarantined(host, request.make_space(board), marks)
     space, incumbent = _with_incumbent(space, applied)
-    home = found if applied is None else applied.home
-    return Ground(board, space, meter, marks, found, home, incumbent, applied)
+    return Ground(board, space, meter, marks, found, home_of(found, applied), incumbent, applied)
 
 
 def _without_quarantined(host: Host, space: Space, marks: Mapping[str, str]) -> Space:
@@ -121,7 +142,10 @@ def check_gpu_is_free(host: Host, board: Board, cancellation: Cancellation) -> N
         loads.append(load)
     mean = sum(loads) / len(loads)
     if mean > _BUSY_LOAD:
-        who = ", ".join(read_gpu_clients(host.sysfs)) or "somebody that the kernel does not name here"
+        who = (
+            ", ".join(str(client) for client in read_gpu_clients(host.sysfs))
+            or "somebody that the kernel does not name here"
+        )
         raise BusyError(
             f"the GPU is {100 * mean:.0f} % busy before the job has begun: {who}",
             hint="stop it, or name its unit in job.stop_units",

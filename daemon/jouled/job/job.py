@@ -7,18 +7,19 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from jouled.board.applied import Applied, delete_applied, write_applied
-from jouled.board.apply import Actuator, ClocksPolicy, probe_method
+from jouled.board.apply import Actuator, probe_method
 from jouled.board.host import Host
+from jouled.board.jetson_clocks import TOOL as JETSON_CLOCKS
 from jouled.board.lock import hold_board
-from jouled.board.pending import Why, clear_pending, note_apply, note_boot
-from jouled.board.restore import Found, restore_held, start_units
+from jouled.board.pending import Why, note_apply, note_boot
+from jouled.board.rails import measure_idle_w
+from jouled.board.restore import Found, restore_held
 from jouled.board.snapshot import (
     ChildLog,
     Origin,
     Snapshot,
     boot_id,
-    delete_snapshot,
+    read_snapshot,
     write_origin_once,
     write_snapshot,
 )
@@ -32,8 +33,8 @@ from jouled.errors import (
     ToolAbsentError,
     WorkloadError,
 )
-from jouled.job.blocks import Arm
 from jouled.job.cancel import Cancellation, Cancelled
+from jouled.job.enforcement import Enforcement
 from jouled.job.events import Event, Events, Sink, finite
 from jouled.job.ground import Ground, check_gpu_is_free, check_switches, survey
 from jouled.job.measuring import Measurer, Taken
@@ -43,22 +44,25 @@ from jouled.job.summary import (
     announcement,
     describe_ground,
     describe_request,
+    fill_best,
     fill_counts,
     fill_reference,
     fill_sides,
 )
 from jouled.job.trials import Trials
 from jouled.job.tuning import Finding, Stopped, Tuning
-from jouled.job.units import running_units, stop_units
+from jouled.job.units import UnitBusyError, running_units, stop_units
 from jouled.ledger import Ledger
-from jouled.study import open_storage, rebuild_study
+from jouled.study import open_storage, study_errors
 from jouled.workload.runner import Runner
 from jouletune.decision import Decision, Outcome, ReasonCode, stopped
+from jouletune.errors import JouletuneError
 from jouletune.search import Search
-from jouletune.space import PowerMode
 from jouletune.trial import Trial
 
 log = logging.getLogger(__name__)
+
+_IDLE_STEPS = 10  # seconds
 
 
 def run_job(
@@ -112,14 +116,17 @@ class Job:
     def _held(self) -> None:
         """All that happens while the board is ours; expected failures become outcomes."""
         check_switches(self._host.sysfs)
-        self._mend()
+        if not self._request.dry_run:
+            self._mend()
         try:
             ground = survey(self._host, self._request)
             describe_ground(self.result, ground)
             for warning in ground.board.warnings:
                 self._warn(warning)
             if self._request.dry_run:
+                left = read_snapshot(self._host.state_dir)
                 self.result.plan = announcement(self._request, ground, self._host.clock.wall_s())
+                self.result.plan["restores_first"] = None if left is None else left.job
                 return
             with self._snapshot(ground):
                 self._tune(ground)
@@ -130,6 +137,8 @@ class Job:
             self._settle(end.decision)
         except NotSupportedError as error:
             self._conclude(Outcome.NOT_SUPPORTED, None, error)
+        except UnitBusyError as error:
+            self._conclude(Outcome.BOARD_BUSY, None, error)
         except BusyError as error:
             self._conclude(Outcome.BOARD_BUSY, ReasonCode.GPU_BUSY, error)
         except WorkloadError as error:
@@ -140,6 +149,8 @@ class Job:
             self._conclude(Outcome.BOARD_FAULT, ReasonCode(error.code), error)
         except BoardError as error:
             self._conclude(Outcome.BOARD_FAULT, None, error)
+        except JouletuneError as error:
+            self._conclude(Outcome.INTERRUPTED, None, JouledError(str(error), hint="report it with the ledger"))
         finally:
             self.result.duration_s = self._elapsed_s()
         self._finish()
@@ -202,9 +213,18 @@ class Job:
         host, board = self._host, ground.board
         self._events.emit("job_started", **announcement(self._request, ground, host.clock.wall_s()))
         check_gpu_is_free(host, board, self._cancellation)
+        self._check_locking()
+        self.result.idle_power_w = measure_idle_w(
+            host.clock,
+            ground.meter,
+            self._wait_idle,
+            rate_hz=self._config.job.sample_rate_hz,
+            external_w=self._config.board.external_w,
+        )
         loaded = self._runner.load(ground.space.candidates[ground.space.reference].variant)
         self.result.inference_name = loaded.inference_name
         self.result.versions |= dict(loaded.versions)
+        note_apply(host, board.reference, why=Why.REFERENCE, fingerprint=ground.fingerprint)
         method, why = probe_method(host, board, ground.home, self._config.board.method)
         self.result.method = method.value
         if why:
@@ -212,22 +232,17 @@ class Job:
         actuator = Actuator(host, board, ground.home, method)
         trials = self._make_trials(ground, actuator)
         self._trials = trials
-        with open_storage(host.state_dir) as storage:
+        with open_storage(host.state_dir) as storage, study_errors(host.state_dir):
 
             def make_search(bound_s: float | None) -> Search:
-                return rebuild_study(
-                    storage,
-                    f"job-{self._id}",
-                    lambda store, name: Search(
-                        ground.space,
-                        sampler=self._config.job.sampler,
-                        bound_s=bound_s,
-                        seed=self._request.seed,
-                        incumbent=None if ground.applied is None else ground.incumbent.index,
-                        storage=store,
-                        study_name=name,
-                    ),
-                    (),
+                return Search(
+                    ground.space,
+                    sampler=self._config.job.sampler,
+                    bound_s=bound_s,
+                    seed=self._request.seed,
+                    incumbent=self._request.searched_incumbent(ground.incumbent),
+                    storage=storage,
+                    study_name=f"job-{self._id}",
                 )
 
             tuning = Tuning(
@@ -244,6 +259,20 @@ class Job:
         fill_sides(self.result, trials, finding)
         self._settle(finding.decision)
         self._enforce(ground, finding, actuator)
+
+    def _wait_idle(self) -> None:
+        for _ in range(_IDLE_STEPS):
+            self._cancellation.sleep(self._host.clock, 1.0)
+            self._progress("idle", self._host.clock.monotonic_s(), float(_IDLE_STEPS))
+
+    def _check_locking(self) -> None:
+        """jetson_clocks is asked for before the first knob is written, not in the middle of the finals."""
+        if self._config.grid.clocks != "capped" and self._host.processes.find(JETSON_CLOCKS) is None:
+            raise ToolAbsentError(
+                f"{JETSON_CLOCKS}: no such program on PATH, and grid.clocks = {self._config.grid.clocks!r} needs it",
+                argv=[JETSON_CLOCKS],
+                hint='install nvidia-l4t-tools, or leave grid.clocks at "capped"',
+            )
 
     def _make_trials(self, ground: Ground, actuator: Actuator) -> Trials:
         measurer = Measurer(
@@ -265,6 +294,7 @@ class Job:
             fingerprint=ground.fingerprint,
             record=self._record,
             on_applied=lambda index, policy: self._events.emit("mode_applied", index=index, policy=policy.value),
+            warn=self._warn,
         )
 
     def _record(self, trial: Trial, taken: Taken | None) -> None:
@@ -278,56 +308,15 @@ class Job:
 
     def _enforce(self, ground: Ground, finding: Finding, actuator: Actuator) -> None:
         """Put the decision in force; the snapshot goes when it is verified and written down."""
+        enforcement = Enforcement(self._host, self._request, ground, actuator, self._runner, self._events, self._units)
         decision = finding.decision
         if decision.winner is not None:
-            self._apply_winner(ground, finding, finding.arms[decision.winner], actuator)
+            arm = finding.arms[decision.winner]
+            self.result.applied, warnings = enforcement.apply_winner(arm, finding.bound_s, self._id)
         elif decision.use_reference:
-            self._apply_reference(ground, actuator)
-
-    def _apply_winner(self, ground: Ground, finding: Finding, arm: Arm, actuator: Actuator) -> None:
-        host = self._host
-        if arm.index == ground.space.reference and arm.policy is ClocksPolicy.CAPPED:
-            self._apply_reference(ground, actuator)
+            self.result.applied, warnings = enforcement.apply_reference()
+        else:
             return
-        candidate = ground.space.candidates[arm.index]
-        self._events.emit("phase", phase="apply")
-        note_apply(host, candidate.mode, why=Why.WINNER, fingerprint=ground.fingerprint)
-        actuator.apply(candidate.mode, arm.policy)
-        self._events.emit("mode_applied", index=arm.index, policy=arm.policy.value)
-        applied = Applied(
-            candidate=candidate,
-            policy=arm.policy.value,
-            fingerprint=ground.fingerprint,
-            workload=self._request.workload,
-            latency_bound_s=finding.bound_s,
-            latency_percentile=self._config.target.latency_percentile,
-            decision_id=self._id,
-            wall_s=host.clock.wall_s(),
-            boot_id=boot_id(host.sysfs),
-            home=ground.home,
-        )
-        write_applied(host.state_dir, applied)
-        self._commit(actuator, candidate.mode, arm.policy)
-
-    def _apply_reference(self, ground: Ground, actuator: Actuator) -> None:
-        self._events.emit("phase", phase="apply")
-        actuator.apply(ground.board.reference, ClocksPolicy.CAPPED)
-        delete_applied(self._host.state_dir)
-        self._commit(actuator, ground.board.reference, ClocksPolicy.CAPPED)
-
-    def _commit(self, actuator: Actuator, mode: PowerMode, policy: ClocksPolicy) -> None:
-        """What is in force is written down; the units run again, and have changed nothing; the snapshot goes."""
-        self._runner.close()
-        _, warnings = start_units(self._host, self._units)
-        mismatches = actuator.verify(mode, policy) if self._units else ()
-        if mismatches:
-            names = ", ".join(self._units)
-            raise ApplyError(
-                f"{names} changed the power mode when started again: {mismatches[0]}", mismatches=mismatches
-            )
-        delete_snapshot(self._host.state_dir)
-        clear_pending(self._host)
-        self.result.applied = True
         for warning in warnings:
             self._warn(warning)
 
@@ -349,11 +338,14 @@ class Job:
     def _conclude(self, outcome: Outcome, code: ReasonCode | None, error: JouledError) -> None:
         log.error("%s", error)
         self.result.hint = error.hint
+        self.result.forget_decision()
         self._settle(stopped(outcome, code, str(error)))
 
     def _finish(self) -> None:
         if self._trials is not None:
             fill_reference(self.result, self._trials)
+            if self.result.best_seen is None:
+                fill_best(self.result, self._trials)
             fill_counts(self.result, self._trials.account)
         self._events.emit("finished", result=self.result.as_json())
 

@@ -16,11 +16,15 @@ import numpy as np
 
 from jouled.board.clocks import ClockReading, read_clocks
 from jouled.board.domains import Domains
+from jouled.board.gpuload import GpuClient, read_gpu_clients
 from jouled.board.host import Host
+from jouled.board.orphans import find_orphans
 from jouled.board.rails import Meter, Sampler
-from jouled.board.thermal import ThermalSensors, ThermalState, over_current_growth
+from jouled.board.thermal import IGNORED_COOLING, ThermalSensors, ThermalState, over_current_growth
+from jouled.errors import SensorError
 from jouled.job.cancel import Cancellation
 from jouled.workload.runner import Runner
+from jouletune.errors import MeasurementError
 from jouletune.latency import Clustering, ExceedanceTest
 from jouletune.measurement import (
     Completions,
@@ -40,12 +44,15 @@ PILOT_S = 10.0
 LEAD_S = 1.0
 TRAIL_S = 0.5
 COUNTERS_S = 2.5
+COOL_MOST_S = 120.0
+COOL_BELOW_C = 5.0
 _STEP_S = 1.0
+_UNBOUNDED_PERCENTILE = 50.0  # what no bound rests on needs no window of its own
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuringSettings:
-    """How long and how often (MEASUREMENT, "The window")."""
+    """How long and how often (MEASUREMENT, "The window"). `is_bounded`: the percentile must be bounded too."""
 
     percentile: float = 95.0
     settle_min_s: float = 10.0
@@ -55,6 +62,8 @@ class MeasuringSettings:
     sample_rate_hz: float = 5.0
     max_temp_c: float = 90.0
     external_w: float = 0.0
+    is_bounded: bool = True
+    ignored_cooling: tuple[str, ...] = IGNORED_COOLING
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +130,7 @@ class _Seen:
         if not self.temperatures_c:
             return True
         now_s, now_c = self.temperatures_c[-1]
-        before_s = now_s - SETTLE_OVER_S + _STEP_S + 1e-9
+        before_s = now_s - SETTLE_OVER_S + 1e-9
         earlier_c = [value_c for t_s, value_c in self.temperatures_c if t_s <= before_s]
         return bool(earlier_c) and abs(now_c - earlier_c[-1]) < SETTLE_SLOPE_C
 
@@ -147,8 +156,9 @@ class Measurer:
         self.settings = settings
         self.cancellation = cancellation
         self.progress = progress
-        self.thermal = ThermalSensors(host.sysfs)
+        self.thermal = ThermalSensors(host.sysfs, ignored_cooling=settings.ignored_cooling)
         self._before: tuple[PowerMode, PowerTrace] | None = None
+        self._clients: frozenset[GpuClient] | None = None
 
     def take(self, wanted: Wanted) -> Taken:
         """Measure. Raises Cancelled, WorkloadDiedError, WorkloadHungError, SysfsError.
@@ -161,6 +171,30 @@ class Measurer:
         finally:
             self.runner.pause()
         return self._with_sensor_judged(wanted, taken)
+
+    def strangers(self) -> tuple[str, ...]:
+        """GPU clients that were not there in the job's first measurement (the reference's), nor are the job's own."""
+        own = find_orphans(self.host.processes.mark, ())
+        clients = frozenset(client for client in read_gpu_clients(self.host.sysfs) if client.pid not in own)
+        if self._clients is None:
+            self._clients = clients
+        return tuple(str(client) for client in sorted(clients - self._clients))
+
+    def cool_down(self) -> None:
+        """Wait, without load, until no alarm stands and the board is well below its limit (120 s at most).
+
+        Never shorter than counters need to be published: the next measurement must not see this one's events.
+        """
+        clock = self.host.clock
+        ends_s = clock.monotonic_s() + COOL_MOST_S
+        self.cancellation.sleep(clock, COUNTERS_S)
+        while clock.monotonic_s() < ends_s:
+            thermal = self.thermal.read()
+            limit_c = self.settings.max_temp_c - COOL_BELOW_C
+            if not thermal.alarms and (thermal.hottest_c is None or thermal.hottest_c <= limit_c):
+                return
+            self.cancellation.sleep(clock, _STEP_S)
+            self.progress("cool_down", clock.monotonic_s(), COOL_MOST_S)
 
     def _with_sensor_judged(self, wanted: Wanted, taken: Taken) -> Taken:
         """A sensor that stands still across a change of mode is no sensor."""
@@ -189,6 +223,7 @@ class _Attempt:
 
     def take(self) -> Taken:
         try:
+            self._note(self._counted)
             self._check(self._counted)
             self._settle()
             settle_s = self._clock.monotonic_s() - self._began_s
@@ -199,7 +234,7 @@ class _Attempt:
             now_s = self._clock.monotonic_s()
             evidence = Evidence(throttling=(str(alarm),))
             return Taken(None, self._seen.joined(), self._began_s, now_s, 0.0, None, evidence, alarm=str(alarm))
-        evidence = self._evidence() if cut else self._with_counters(end_s)
+        evidence = self._with_counters(end_s)
         seen = self._seen
         return Taken(
             trace, seen.joined(), start_s, end_s, settle_s, self._pilot, evidence, cut, temperature_c=seen.last_c()
@@ -238,7 +273,7 @@ class _Attempt:
             began_s = self._clock.monotonic_s()
             if self._stretch("pilot", PILOT_S, test):
                 return began_s, self._clock.monotonic_s(), True
-            self._pilot = pilot(sampler.trace(), self._seen.joined(), began_s, self._clock.monotonic_s())
+            self._pilot = self._look(sampler.trace(), began_s)
             window_s = self._window_s(self._pilot)
         else:
             self._stretch("pilot", LEAD_S, None)
@@ -249,6 +284,14 @@ class _Attempt:
             self._stretch("window", TRAIL_S, None)
         return start_s, end_s, cut
 
+    def _look(self, trace: PowerTrace, began_s: float) -> Pilot:
+        """Up to the last sample, which may be a little older than the last completion. Raises SensorError."""
+        last_s = float(trace.t_s[-1]) if trace.t_s.size else began_s
+        try:
+            return pilot(trace, self._seen.joined(), began_s, max(last_s, began_s + _STEP_S))
+        except MeasurementError as error:
+            raise SensorError(f"{self._on.meter.rail}: too few samples in the pilot: {error}") from error
+
     def _window_s(self, looked: Pilot) -> float:
         settings = self._settings
         return window_length_s(
@@ -256,7 +299,7 @@ class _Attempt:
             error_target=settings.error_target,
             min_s=settings.window_min_s,
             max_s=settings.window_max_s,
-            percentile=settings.percentile,
+            percentile=settings.percentile if settings.is_bounded else _UNBOUNDED_PERCENTILE,
             clustering=self._wanted.clustering,
         )
 
@@ -280,11 +323,14 @@ class _Attempt:
         seen.completions.append(fresh)
         seen.clocks.append(read_clocks(on.host.sysfs, on.domains))
         seen.throttling.update(dict.fromkeys(thermal.throttling))
-        if thermal.hottest_c is not None:
-            seen.temperatures_c.append((now_s, thermal.hottest_c))
+        self._note(thermal)
         self._check(thermal)
         on.progress(phase, now_s, duration_s)
         return fresh
+
+    def _note(self, thermal: ThermalState) -> None:
+        if thermal.hottest_c is not None:
+            self._seen.temperatures_c.append((self._clock.monotonic_s(), thermal.hottest_c))
 
     def _check(self, thermal: ThermalState) -> None:
         """Raise Alarm where staying in this mode could harm the board (ARCHITECTURE 4)."""
@@ -310,7 +356,11 @@ class _Attempt:
         )
 
     def _evidence(self) -> Evidence:
-        return Evidence(throttling=tuple(self._seen.throttling), clocks=self._clock_samples())
+        return Evidence(
+            throttling=tuple(self._seen.throttling),
+            clocks=self._clock_samples(),
+            strangers=self._on.strangers(),
+        )
 
     def _clock_samples(self) -> tuple[ClockSamples, ...]:
         domains, mode = self._on.domains, self._wanted.mode

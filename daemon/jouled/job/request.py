@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jouled.board.apply import ClocksPolicy
 from jouled.board.board import Board
 from jouled.config import Config
 from jouled.errors import ConfigError
+from jouled.job.blocks import Arm
 from jouled.job.measuring import COUNTERS_S, PILOT_S, MeasuringSettings
 from jouletune.space import Space
 
@@ -57,7 +59,14 @@ class Request:
             sample_rate_hz=job.sample_rate_hz,
             max_temp_c=self.config.board.max_temp_c,
             external_w=self.config.board.external_w,
+            is_bounded=not self.config.target.no_latency_bound,
         )
+
+    def searched_incumbent(self, incumbent: Arm) -> int | None:
+        """Where the search may start from besides the reference: what is in force, if under the policy searched."""
+        locked = self.config.grid.clocks == ClocksPolicy.LOCKED.value
+        is_searched = (incumbent.policy is ClocksPolicy.LOCKED) == locked
+        return incumbent.index if is_searched else None
 
     def reserve_s(self, mean_trial_s: float) -> float:
         """What must be left of `max_duration_s` before a window of the search: the finals and all that follows."""

@@ -52,6 +52,7 @@ class Side:
                 "emc_hz": mode.emc_hz,
             },
             "variant": {"engine": variant.engine, "batch": variant.batch, "instances": variant.instances},
+            "policy": self.policy,
             "energy_j": self.energy_j,
             "energy_se_j": self.energy_se_j,
             "latency_s": self.latency_s,
@@ -87,6 +88,7 @@ class JobResult:
     invalid: dict[str, int] = field(default_factory=dict)
     duration_s: float = 0.0
     disturbed_s: float = 0.0
+    idle_power_w: float | None = None
     latency_percentile: float | None = None
     latency_bound_s: float | None = None
     max_power_w: float | None = None
@@ -126,6 +128,7 @@ class JobResult:
             "invalid": self.invalid,
             "duration_s": self.duration_s,
             "disturbed_s": self.disturbed_s,
+            "idle_power_w": self.idle_power_w,
             "latency_percentile": self.latency_percentile,
             "latency_bound_s": self.latency_bound_s,
             "max_power_w": self.max_power_w,
@@ -137,6 +140,11 @@ class JobResult:
             "warnings": self.warnings,
             "versions": self.versions,
         }
+
+    def forget_decision(self) -> None:
+        """What was decided could not be put in force: no winner, and no saving, stand."""
+        self.winner = None
+        self.saving_ratio = self.saving_interval = None
 
     def exit_code(self, *, fail_on_no_gain: bool) -> int:
         """What the process ends with."""

@@ -140,6 +140,14 @@ def fill_sides(result: JobResult, trials: Trials, finding: Finding) -> None:
     result.saving_interval = decision.saving_interval
 
 
+def fill_best(result: JobResult, trials: Trials) -> None:
+    """Where no decision was reached: the feasible candidate of least energy so far."""
+    found = {(trial.index, trial.policy): trial for trial in trials.account.valid() if trial.infeasible is None}
+    sides = [_side(trials, Arm(index, ClocksPolicy(policy))) for index, policy in found]
+    known = [side for side in sides if side is not None]
+    result.best_seen = min(known, key=lambda side: side.energy_j, default=None)
+
+
 def fill_counts(result: JobResult, account: Account) -> None:
     """How much was measured, and how much of it was thrown away."""
     result.trials = len({(trial.index, trial.policy) for trial in account.trials})

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from jouled.board.apply import Actuator, ClocksPolicy
 from jouled.board.host import Host
 from jouled.board.pending import Why, clear_survived, note_apply
-from jouled.errors import ApplyError, SensorError, WorkloadDiedError, WorkloadHungError
+from jouled.errors import ApplyError, SensorError, WorkloadDiedError, WorkloadError, WorkloadHungError
 from jouled.job.measuring import Measurer, Taken, Wanted
 from jouled.workload.runner import Runner
 from jouletune.errors import MeasurementError
@@ -94,6 +94,7 @@ class Trials:
         fingerprint: Mapping[str, str],
         record: Callable[[Trial, Taken | None], None],
         on_applied: Callable[[int, ClocksPolicy], None],
+        warn: Callable[[str], None] = log.warning,
     ) -> None:
         self._host = host
         self.space = space
@@ -104,6 +105,7 @@ class Trials:
         self._fingerprint = fingerprint
         self._record = record
         self._on_applied = on_applied
+        self._warn = warn
         self._began_s = host.clock.monotonic_s()
         self._loaded: Variant | None = None
         self.limits = Limits()
@@ -131,7 +133,8 @@ class Trials:
             trial = replace(trial, duration_s=self._host.clock.monotonic_s() - self._began_s - trial.t_s)
             self._keep(trial, taken)
             reason = trial.invalid
-            if reason is None or not self.account.repeats.allows(reason, attempt):
+            in_danger = taken is not None and taken.alarm != ""
+            if reason is None or in_danger or not self.account.repeats.allows(reason, attempt):
                 return trial
             self.account.repeats = self.account.repeats.spend(reason)
             attempt += 1
@@ -167,7 +170,12 @@ class Trials:
             self._apply(blank, policy)
         except ApplyError as error:
             return replace(blank, invalid=Invalid.APPLY_FAILED, detail=str(error)), None
-        self._load(blank.candidate.variant)
+        try:
+            self._load(blank.candidate.variant)
+        except WorkloadError as error:
+            if blank.index == self.space.reference:
+                raise
+            return replace(blank, invalid=Invalid.WORKLOAD_DIED, detail=f"not loaded: {error}"), None
         wanted = Wanted(
             mode=mode,
             locked=policy is ClocksPolicy.LOCKED,
@@ -200,9 +208,11 @@ class Trials:
         self._on_applied(blank.index, policy)
 
     def _leave(self) -> None:
-        """The board is in danger in this mode: back to the reference at once."""
+        """The board is in danger in this mode: back to the reference at once, and no load until it is not."""
         reference = self.space.candidates[self.space.reference]
+        note_apply(self._host, reference.mode, why=Why.REFERENCE, fingerprint=self._fingerprint)
         self._actuator.apply(reference.mode, ClocksPolicy.CAPPED)
+        self._measurer.cool_down()
 
     def _load(self, variant: Variant) -> None:
         if self._loaded != variant:
@@ -235,7 +245,7 @@ class Trials:
             normal_hz = max(normal_hz, evidence.over_current / evidence.over_current_s)
         invalid = judge_validity(evidence, measurement, infeasible, normal_over_current_hz=normal_hz)
         if is_reference and invalid is None:
-            self.account.normal_over_current_hz = normal_hz
+            self._adopt_over_current(normal_hz)
         return replace(
             blank,
             measurement=measurement,
@@ -243,6 +253,15 @@ class Trials:
             infeasible=None if invalid is not None else infeasible,
             detail=_detail(evidence, invalid),
         )
+
+    def _adopt_over_current(self, normal_hz: float) -> None:
+        """Boards where over-current events are normal take the reference's rate as normal, and say so."""
+        if normal_hz > 0.0 and self.account.normal_over_current_hz == 0.0:
+            self._warn(
+                f"the board counts {normal_hz:.2g} over-current events a second in its own mode; "
+                "that many are taken as normal (on an Orin Nano Super they are; elsewhere look at the supply)"
+            )
+        self.account.normal_over_current_hz = normal_hz
 
     def _measure(self, taken: Taken) -> Measurement | None:
         assert taken.trace is not None

@@ -11,7 +11,7 @@ from statistics import fmean
 from jouled.board.apply import ClocksPolicy
 from jouled.job.blocks import Arm, run_blocks
 from jouled.job.events import Events
-from jouled.job.measuring import PILOT_S
+from jouled.job.measuring import COUNTERS_S, PILOT_S
 from jouled.job.request import LONGEST_WINDOW_S, REFERENCE_EVERY, Request
 from jouled.job.trials import Trials
 from jouletune.decision import Decision, Outcome, ReasonCode, decide, stopped
@@ -20,6 +20,7 @@ from jouletune.measurement import Measurement
 from jouletune.quantiles import reachable_percentile
 from jouletune.search import Failed, Infeasible, Measured, Observation, Search
 from jouletune.space import Space
+from jouletune.trial import Infeasible as Infeasibility
 from jouletune.trial import Invalid, Limits, Purpose, Trial, judge_feasibility
 
 _MOVED_RATIO = 0.08
@@ -130,6 +131,7 @@ class Tuning:
         assert trial.measurement is not None
         self._first_reference = trial.measurement
         self._set_bound(trial.measurement)
+        self._check_rate(trial.measurement)
         self._check_percentile(trial.measurement)
         return replace(trial, infeasible=judge_feasibility(trial.measurement, self._trials.limits))
 
@@ -151,6 +153,16 @@ class Tuning:
         self._bound_s = None if target.no_latency_bound or not known_s else min(known_s)
         self._trials.limits = Limits(self._bound_s, target.max_power_w, self._rate_hz)
 
+    def _check_rate(self, reference: Measurement) -> None:
+        """More than all that the base mode allows is not to be had from any candidate."""
+        if judge_feasibility(reference, Limits(rate_hz=self._rate_hz)) is None:
+            return
+        text = (
+            f"the board's own mode manages {reference.requests / reference.duration_s:.4g} requests a second of the "
+            f"{self._rate_hz:g} that arrive (rate_not_reached), and no candidate is faster; lower the rate"
+        )
+        raise Stopped(stopped(Outcome.NO_FEASIBLE, ReasonCode.RATE_NOT_REACHED, text))
+
     def _check_percentile(self, reference: Measurement) -> None:
         if self._bound_s is None:
             return
@@ -169,7 +181,9 @@ class Tuning:
         if self._incumbent == self._reference:
             return
         self._events.emit("phase", phase="incumbent")
-        self._told(search, self._incumbent.index, Purpose.INCUMBENT, self._incumbent.policy)
+        trial = self._trials.run(self._incumbent.index, Purpose.INCUMBENT, self._incumbent.policy, may_cut=False)
+        if self._incumbent.policy is self._policy:  # under the other policy it is no candidate of this search
+            search.tell(self._incumbent.index, observation_of(trial, self._bound_s))
 
     def _told(self, search: Search, index: int, purpose: Purpose, policy: ClocksPolicy) -> Trial:
         trial = self._trials.run(index, purpose, policy, may_cut=purpose is Purpose.SEARCH)
@@ -216,6 +230,9 @@ class Tuning:
             more_settle_s=_MORE_SETTLE_S,
             may_cut=False,
         )
+        search.tell(self._reference.index, observation_of(again, self._bound_s))
+        if again.invalid is not None:
+            raise Stopped(self._reference_failed(again))
         if self._has_moved(again):
             raise Stopped(stopped(Outcome.UNSTABLE, ReasonCode.UNSTEADY, self._moved_text(again)))
 
@@ -263,21 +280,33 @@ class Tuning:
     def _best(self, search: Search) -> list[int]:
         """The best two that were measured under the policy that is searched; the reference itself never is locked."""
         policy = self._policy.value
-        return [index for index in search.best(3) if self._trials.account.valid(index, policy)][:2]
+        return [index for index in search.best(len(self._space)) if self._trials.account.valid(index, policy)][:2]
 
     def _no_contest(self, finals: Finals, ended: ReasonCode) -> Decision | None:
         """Where nobody can replace the incumbent there is nothing to play for."""
         if finals.contenders:
             return None
-        windows = self._trials.account.valid(self._incumbent.index, self._incumbent.policy.value)
-        loss = None
-        if windows and (last := windows[-1].measurement) is not None:
-            loss = judge_feasibility(last, self._trials.limits)
+        loss = self._loss_of(self._incumbent)
         if loss is None:
             return stopped(Outcome.NO_GAIN, ended, "no other feasible candidate was found")
+        if self._incumbent != self._reference and self._loss_of(self._reference) is None:
+            text = f"what was in force is infeasible ({loss.value}); the board's own mode is not, and replaces it"
+            decision = stopped(Outcome.TUNED, ended, text)
+            return replace(decision, winner=finals.reference, best=finals.reference)
+        codes = {"max_power": ReasonCode.MAX_POWER, "rate_not_reached": ReasonCode.RATE_NOT_REACHED}
         text = f"neither what is in force ({loss.value}) nor any candidate tried keeps the limits"
-        decision = stopped(Outcome.NO_FEASIBLE, ended, text)
+        decision = stopped(Outcome.NO_FEASIBLE, codes.get(loss.value, ended), text)
         return replace(decision, use_reference=self._incumbent != self._reference)
+
+    def _loss_of(self, arm: Arm) -> Infeasibility | None:
+        """The limit that it is shown to break; one that it merely might break is none."""
+        windows = self._trials.account.valid(arm.index, arm.policy.value)
+        last = windows[-1].measurement if windows else None
+        if last is None:
+            return None
+        loss = judge_feasibility(last, self._trials.limits)
+        might = loss is Infeasibility.LATENCY and self._bound_s is not None and last.latency_lower_s <= self._bound_s
+        return None if might else loss
 
     def _finalists(self, best: list[int]) -> list[Arm]:
         if self._config.grid.clocks != "both" or not best:
@@ -298,5 +327,7 @@ class Tuning:
         return self._arm(self._reference.index, ClocksPolicy.CAPPED)
 
     def _has_time_for(self, arm: Arm) -> bool:
-        left_s = self._config.job.max_duration_s - self._elapsed_s()
-        return left_s >= self._mean_trial_s() - PILOT_S + self._request.after_s()
+        job = self._config.job
+        window_s = arm.window_s if arm.window_s is not None else PILOT_S + job.window_max_s
+        left_s = job.max_duration_s - self._elapsed_s()
+        return left_s >= job.settle_min_s + window_s + COUNTERS_S + self._request.after_s()

@@ -8,15 +8,26 @@ from jouled.errors import BusyError
 _TIMEOUT_S = 60.0
 
 
+class UnitBusyError(BusyError):
+    """A unit of `job.stop_units` that goes on running, or that nobody knows of."""
+
+
 def running_units(processes: Processes, units: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of `units` that run now. Raises ToolAbsentError without systemctl."""
-    argv = ["systemctl", "is-active", "--quiet", "--"]
-    return tuple(unit for unit in units if processes.run([*argv, unit], timeout_s=_TIMEOUT_S).returncode == 0)
+    """Those of `units` that run now. Raises ToolAbsentError without systemctl, UnitBusyError."""
+    return tuple(unit for unit in units if _is_running(processes, unit))
+
+
+def _is_running(processes: Processes, unit: str) -> bool:
+    argv = ["systemctl", "is-active", "--quiet", "--", unit]
+    done = processes.run(argv, timeout_s=_TIMEOUT_S)
+    if done.timed_out:
+        raise UnitBusyError(f"systemctl does not say whether {unit} runs", hint="systemctl status")
+    return done.returncode == 0
 
 
 def stop_units(processes: Processes, units: tuple[str, ...]) -> None:
-    """Stop them. Raises BusyError for one that goes on running."""
+    """Stop them. Raises UnitBusyError for one that goes on running."""
     for unit in units:
         done = processes.run(["systemctl", "stop", "--", unit], timeout_s=_TIMEOUT_S)
         if done.returncode != 0 or done.timed_out:
-            raise BusyError(f"{unit} does not stop: {done.tail()}", hint=f"see: systemctl status {unit}")
+            raise UnitBusyError(f"{unit} does not stop: {done.tail()}", hint=f"see: systemctl status {unit}")

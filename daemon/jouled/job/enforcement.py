@@ -1,0 +1,86 @@
+"""A decision put in force: applied, verified, written down, and only then is the way back (the snapshot) given up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jouled.board.applied import Applied, delete_applied, write_applied
+from jouled.board.apply import Actuator, ClocksPolicy
+from jouled.board.host import Host
+from jouled.board.pending import Why, clear_pending, note_apply
+from jouled.board.restore import start_units
+from jouled.board.snapshot import boot_id, delete_snapshot
+from jouled.errors import ApplyError, StateError
+from jouled.job.blocks import Arm
+from jouled.job.events import Events
+from jouled.job.ground import Ground
+from jouled.job.request import Request
+from jouled.workload.runner import Runner
+from jouletune.space import PowerMode
+
+Committed = tuple[bool, Sequence[str]]
+"""(the snapshot is gone: what is in force stays, warnings)."""
+
+
+@dataclass(frozen=True)
+class Enforcement:
+    """What a job does with its decision. Whatever it raises, the snapshot still lies there: restore."""
+
+    host: Host
+    request: Request
+    ground: Ground
+    actuator: Actuator
+    runner: Runner
+    events: Events
+    units: tuple[str, ...]
+
+    def apply_winner(self, arm: Arm, bound_s: float | None, decision_id: str) -> Committed:
+        """Raises ApplyError, StateError and what Actuator.apply raises."""
+        ground, host = self.ground, self.host
+        if arm.index == ground.space.reference and arm.policy is ClocksPolicy.CAPPED:
+            return self.apply_reference()
+        candidate = ground.space.candidates[arm.index]
+        self.events.emit("phase", phase="apply")
+        note_apply(host, candidate.mode, why=Why.WINNER, fingerprint=ground.fingerprint)
+        self.actuator.apply(candidate.mode, arm.policy)
+        self.events.emit("mode_applied", index=arm.index, policy=arm.policy.value)
+        applied = Applied(
+            candidate=candidate,
+            policy=arm.policy.value,
+            fingerprint=ground.fingerprint,
+            workload=self.request.workload,
+            latency_bound_s=bound_s,
+            latency_percentile=self.request.config.target.latency_percentile,
+            decision_id=decision_id,
+            wall_s=host.clock.wall_s(),
+            boot_id=boot_id(host.sysfs),
+            home=ground.home,
+        )
+        write_applied(host.state_dir, applied)
+        return self._commit(candidate.mode, arm.policy)
+
+    def apply_reference(self) -> Committed:
+        """Back to the board's own mode, for good. Raises as `apply_winner`."""
+        reference = self.ground.board.reference
+        self.events.emit("phase", phase="apply")
+        note_apply(self.host, reference, why=Why.REFERENCE, fingerprint=self.ground.fingerprint)
+        self.actuator.apply(reference, ClocksPolicy.CAPPED)
+        delete_applied(self.host.state_dir)
+        return self._commit(reference, ClocksPolicy.CAPPED)
+
+    def _commit(self, mode: PowerMode, policy: ClocksPolicy) -> Committed:
+        """What is in force is written down; the units run again, and have changed nothing; the snapshot goes."""
+        self.runner.close()
+        _, warnings = start_units(self.host, self.units)
+        mismatches = self.actuator.verify(mode, policy) if self.units else ()
+        if mismatches:
+            names = ", ".join(self.units)
+            text = f"{names} changed the power mode when started again: {mismatches[0]}"
+            raise ApplyError(text, mismatches=mismatches)
+        delete_snapshot(self.host.state_dir)
+        try:
+            clear_pending(self.host)
+        except StateError as error:
+            warnings = (*warnings, f"pending.json stays: {error}")
+        return True, warnings
