@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,11 @@ def pytest_configure() -> None:
 
 def _children() -> set[str]:
     """The pids of this process's children, dead but unreaped ones too."""
-    return {pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()}
+    found: set[str] = set()
+    for task in Path("/proc/self/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a joined thread is in /proc for a moment longer
+            found.update(task.read_text().split())
+    return found
 
 
 @pytest.fixture(autouse=True)
