@@ -4,6 +4,7 @@ JouledError                  .hint: what to do, one sentence; .exit_code: of the
 ├── UsageError               exit 2   what was asked for does not fit together
 ├── ConfigError              exit 2   config.toml or a request is wrong
 ├── NotPermittedError        exit 6   root is needed
+├── UnreachableError         exit 7   the daemon does not answer
 ├── NotSupportedError        exit 8   this board, L4T or tool cannot be used
 ├── BusyError                exit 12  another process holds the board
 ├── BoardError               exit 10  the board did not do what it was told
@@ -55,6 +56,12 @@ class NotPermittedError(JouledError):
     """Root is needed for this."""
 
     exit_code = 6
+
+
+class UnreachableError(JouledError):
+    """The daemon does not answer on its socket."""
+
+    exit_code = 7
 
 
 class NotSupportedError(JouledError):
