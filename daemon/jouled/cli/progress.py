@@ -1,0 +1,74 @@
+"""What a person sees while a job runs, in this process or in the service's."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from jouled.board.modename import mode_name
+from jouled.cli.output import duration, quantity
+from jouled.job.events import Event
+from jouletune.space import PowerMode, Variant
+
+
+class Progress:
+    """Plain lines on standard error, one for each thing that a person wants to know."""
+
+    def __init__(self) -> None:
+        self._began_s: float | None = None
+        self._reference_j: float | None = None
+
+    def __call__(self, event: Event) -> None:
+        line = self._line(event)
+        if self._began_s is None:
+            self._began_s = float(event["t_s"])
+        if line is not None:
+            passed_s = float(event["t_s"]) - self._began_s
+            print(f"{int(passed_s) // 60:3d}:{int(passed_s) % 60:02d}  {line}", file=sys.stderr, flush=True)
+
+    def _line(self, event: Event) -> str | None:
+        kind = event["event"]
+        if kind == "job_started":
+            return (
+                f"{event['board']} in {event['base_mode']}: {event['grid_size']} power modes, "
+                f"about {duration(event['expected_s'])}"
+            )
+        if kind == "phase":
+            return _phase(event)
+        if kind == "trial":
+            return self._trial(event["trial"])
+        if kind == "warning":
+            return f"warning: {event['text']}"
+        if kind == "restored":
+            return "every knob is as it was found"
+        return None
+
+    def _trial(self, trial: dict[str, Any]) -> str:
+        variant = Variant(**trial["candidate"]["variant"])
+        name = mode_name(PowerMode(**trial["candidate"]["mode"])) + (
+            "" if variant == Variant() else f" b{variant.batch}"
+        )
+        head = f"{trial['number'] + 1:3d}  {name:24}{'L' if trial['policy'] == 'locked' else ' '}"
+        window = trial["measurement"]
+        if trial["invalid"] is not None:
+            return f"{head} thrown away: {trial['invalid']} {trial['detail']}".rstrip()
+        if window is None:
+            return f"{head} too slow, cut short"
+        upper_s = window["latency_upper_s"]
+        numbers = f"{quantity(window['energy_j'], 'J'):>9} {window['power_w']:5.1f} W"
+        numbers += f" <= {quantity(upper_s, 's'):7}" if upper_s is not None else " " * 11
+        if trial["purpose"] == "reference" and self._reference_j is None:
+            self._reference_j = window["energy_j"]
+        if self._reference_j is not None:
+            numbers += f" {100 * (window['energy_j'] / self._reference_j - 1):+6.1f} %"
+        return f"{head} {numbers}" + (f"  ({trial['infeasible']})" if trial["infeasible"] else "")
+
+
+def _phase(event: Event) -> str | None:
+    if event["phase"] == "search":
+        bound_s = event["bound_s"]
+        bound = "" if bound_s is None else f", latency at most {quantity(bound_s, 's')}"
+        return f"search{bound}   (cores-CPU-GPU-EMC in MHz, L: locked)"
+    if event["phase"] == "finals":
+        return f"finals, since the search has ended: {event['reason']}"
+    return str(event["phase"])
