@@ -310,3 +310,45 @@ def test_config_file_is_checked_and_its_bound_gives_way_to_the_command_line(
     path.write_text("schema = 1\n[target]\nlatency_bound = 0.1\n")
     assert main(["check-config", "--config", str(path)]) == 2
     assert "did you mean target.latency_bound_s?" in capsys.readouterr().err
+
+
+def test_percentile_out_of_reach_is_said_and_not_a_traceback(
+    state: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = ["tune", *state, "--virtual-workload", "vit-b16", "--rate-hz", "2", "--latency-percentile", "99.9"]
+    assert main([*slow, "--latency-bound-ratio", "1.2"]) == 3
+    assert "p99.9 cannot be bounded" in capsys.readouterr().out
+    assert main([*slow, "--no-latency-bound", "--budget", "3", "--json"]) == 0
+    body = read_json(capsys)
+    assert body["reference"]["latency_upper_s"] is None
+    assert body["idle_power_w"] > 0.0
+
+
+def test_verify_after_a_kill_names_restore(state: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    root = Path(state[-1]) / "board"
+    assert main(["verify", *state]) == 0
+    set_faults(str(root), hold={"by": "clock", "after_s": 150.0})
+    command = [sys.executable, "-m", "jouled.cli", *tune_arguments(state, "--json")]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    pause = threading.Event()
+    for _ in range(int(PATIENCE_S / 0.01)):
+        if (root / FOLDER / "held").exists():
+            break
+        pause.wait(0.01)
+    capsys.readouterr()
+    assert main(["verify", *state]) == 5
+    assert f"a job holds the board (pid {child.pid}" in capsys.readouterr().out
+    child.kill()
+    child.wait(timeout=PATIENCE_S)
+    set_faults(str(root))
+    assert main(["verify", *state]) == 5
+    out = capsys.readouterr().out
+    assert "was interrupted and has left a snapshot" in out
+    assert f"jouled restore {' '.join(state)}" in out
+    assert main(["restore", *state]) == 0
+    assert main(["verify", *state]) == 0
+
+
+def test_held_board_is_let_go_by_name(state: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["forget", *state, "--held"]) == 0
+    assert "was not held" in capsys.readouterr().out
