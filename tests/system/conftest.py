@@ -23,6 +23,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from jouled.board.discover import discover_domains
+from jouled.board.knobs import read_knobs
+from jouled.board.sysfs import Sysfs
+
 ROOT = Path(__file__).resolve().parents[2]
 STATE, RUN, CONFIG = "/var/lib/jouled", "/run/jouled", "/etc/jouled/config.toml"
 PYTHON = "/opt/jouled/bin/python"
@@ -57,6 +61,8 @@ Description=the virtual board boots
 [Service]
 Type=oneshot
 ExecStart={PYTHON} -I -m jouled.cli virtual reboot {SITE} --base-mode {BASE_MODE}
+# The board's /run/jouled is what tmpfiles makes of the machine's; before install there is no such group.
+ExecStartPost=-install -d -m 2750 -g jouled {STATE}/board/run/jouled
 [Install]
 WantedBy=multi-user.target
 """
@@ -73,7 +79,7 @@ Value = TypeVar("Value")
 
 
 def wait_for(look: Callable[[], Value | None], what: str, patience_s: float = PATIENCE_S) -> Value:
-    """What `look` gives as soon as it gives something true."""
+    """What `look` gives as soon as it gives something true; `what` is missed otherwise."""
     pause = threading.Event()
     for _ in range(int(patience_s / 0.05)):
         found = look()
@@ -129,6 +135,13 @@ class Container:
         place = self.upper / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
+
+    def wait_for(self, look: Callable[[], Value | None], what: str) -> Value:
+        """What `look` gives as soon as it gives something true."""
+        try:
+            return wait_for(look, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.status()}\n{self.journal()[-4000:]}") from None
 
     # --- power
 
@@ -222,19 +235,42 @@ class Container:
         out = self.run("systemctl", "show", unit, *(f"--property={name}" for name in names)).stdout
         return dict(line.split("=", 1) for line in out.splitlines())
 
-    def status(self) -> dict[str, Any]:
-        """GET /v1/status, as root."""
-        body: dict[str, Any] = json.loads(self.jouled("status", "--json", code=None).stdout or "{}")
-        return body
+    def request(
+        self, method: str, path: str, body: object = None, *, user: str | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        """Status and body of an answer on the control socket; 0 and the error's name where no connection came."""
+        code, answer = json.loads(self.python(_REQUEST, method, path, json.dumps(body), user=user))
+        return code, answer
 
-    def wait_for_state(self, *states: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
+        """GET /v1/status; empty where there is no answer now."""
+        code, body = self.request("GET", "/v1/status")
+        return body if code == 200 else {}
+
+    def retune(self, *, user: str | None = None, **request: Any) -> str:
+        """Begin a job; its id."""
+        code, body = self.request("POST", "/v1/retune", request, user=user)
+        assert code == 202, f"{code} {body}\n{self.journal()[-3000:]}"
+        return str(body["job"])
+
+    def wait_for_job(self, job: str) -> dict[str, Any]:
+        """How it ended, as the status tells it."""
+
+        def look() -> dict[str, Any] | None:
+            found = self.status()
+            last = found.get("last_job")
+            return found if found and found["job"] is None and last and last["id"] == job else None
+
+        return self.wait_for(look, f"end of job {job}")
+
+    def wait_for_state(self, *states: str) -> dict[str, Any]:
         """The first status with one of the states."""
 
         def look() -> dict[str, Any] | None:
             found = self.status()
             return found if found.get("state") in states else None
 
-        return wait_for(look, f"state {' or '.join(states)}: {self.status()} {self.journal()[-3000:]}", patience_s)
+        return self.wait_for(look, f"state {' or '.join(states)}")
 
     # --- the virtual board
 
@@ -247,6 +283,12 @@ class Container:
         values: dict[str, str] = json.loads(self.python(_KNOBS, f"{STATE}/board"))
         return values
 
+    def knobs_when_off(self) -> dict[str, str]:
+        """The same, on the disk of a machine that is off."""
+        board = self.upper / STATE.lstrip("/") / "board"
+        sysfs = Sysfs(board)
+        return dict(read_knobs(sysfs, discover_domains(sysfs)).values)
+
     def faults(self, **switches: Any) -> None:
         """How the board misbehaves from now on."""
         source = "import sys, json; from jouled.virtual.faults import set_faults; "
@@ -258,11 +300,28 @@ class Container:
 _KNOBS = """
 import json, sys
 from pathlib import Path
-from jouled.board.board import discover
+from jouled.board.discover import discover_domains
 from jouled.board.knobs import read_knobs
-from jouled.virtual.machine import VirtualMachine
-host = VirtualMachine(Path(sys.argv[1])).host(Path(sys.argv[1]).parent)
-print(json.dumps(dict(read_knobs(host.sysfs, discover(host).domains).values)))
+from jouled.board.sysfs import Sysfs
+sysfs = Sysfs(Path(sys.argv[1]))
+print(json.dumps(dict(read_knobs(sysfs, discover_domains(sysfs)).values)))
+"""
+
+
+_REQUEST = f"""
+import http.client, json, socket, sys
+method, path, body = sys.argv[1:]
+connection = http.client.HTTPConnection("localhost", timeout=60)
+connection.sock = socket.socket(socket.AF_UNIX)
+try:
+    connection.sock.connect("{RUN}/control.sock")
+    headers = {{"Content-Type": "application/json"}} if body != "null" else {{}}
+    connection.request(method, path, body=None if body == "null" else body, headers=headers)
+    answer = connection.getresponse()
+    text = answer.read()
+    print(json.dumps([answer.status, json.loads(text) if text else {{}}]))
+except (OSError, http.client.HTTPException) as error:
+    print(json.dumps([0, {{"error": type(error).__name__}}]))
 """
 
 
@@ -286,6 +345,42 @@ def _machine(folder: Path) -> Iterator[Container]:
         yield container
     finally:
         container.discard()
+
+
+TUNER, READER, OUTSIDER = "anna", "bert", "carl"
+_CONFIG = """\
+schema = 1
+[target]
+latency_bound_ratio = 1.4
+[board]
+boot_delay_s = 3.0
+[job]
+budget = 6
+[keep]
+verify_interval_s = 1.0
+[control]
+change_group = "tuners"
+"""
+_QUICK = "[Service]\nRestartSec=200ms\n"
+
+
+def install(machine: Container) -> None:
+    """The service with three users: one may change things, one may read, one may do nothing."""
+    machine.run("groupadd", "tuners")
+    machine.put(CONFIG, _CONFIG)
+    machine.put(f"/{UNITS}/jouled.service.d/quick.conf", _QUICK)
+    machine.jouled("install")
+    machine.run("install", "-d", "-m", "2750", "-g", "jouled", f"{STATE}/board{RUN}")
+    for user, groups in ((TUNER, "jouled,tuners"), (READER, "jouled"), (OUTSIDER, "tuners")):
+        machine.run("useradd", "--no-create-home", "--groups", groups, user)
+    machine.wait_for_state("idle")
+
+
+@pytest.fixture
+def service(container: Container) -> Container:
+    """A machine with the service in it, idle."""
+    install(container)
+    return container
 
 
 @pytest.fixture

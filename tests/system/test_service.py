@@ -2,16 +2,132 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
+
+from jouled.install.units import UNITS
 
 if TYPE_CHECKING:
     from tests.system.conftest import Container
 
+ANNA, BERT, CARL = "anna", "bert", "carl"  # may change things; may read; may do nothing
+OPERATORS = "NV Power Mode: MODE_50W"
+
 
 def test_board_keeps_its_operators_mode_across_boots_without_jouled(container: Container) -> None:
     found = container.knobs()
-    assert "NV Power Mode: MODE_50W" in container.nvpmodel()
+    assert OPERATORS in container.nvpmodel()
     container.shut_down()
     container.boot()
-    assert "NV Power Mode: MODE_50W" in container.nvpmodel()
+    assert OPERATORS in container.nvpmodel()
     assert container.knobs() == found
+
+
+def test_from_install_to_uninstall(container: Container) -> None:
+    as_found = container.knobs()
+    units_as_found = container.run("systemctl", "list-unit-files", "--no-legend").stdout
+    _install(container)
+    _give_rights(container)
+    in_force = _tune(container)
+    _refuse(container)
+    _restart(container, in_force)
+    _reboot(container, in_force, as_found)
+    _uninstall(container)
+    assert container.knobs() == as_found
+    assert OPERATORS in container.nvpmodel()
+    assert container.run("systemctl", "list-unit-files", "--no-legend").stdout == units_as_found
+
+
+def _install(container: Container) -> None:
+    """Active and idle, on the default configuration; once more changes nothing."""
+    assert "enabled and running" in container.jouled("install").stdout
+    for unit in ("jouled.service", "jouled.socket", "jouled-worker.socket"):
+        assert container.run("systemctl", "is-active", unit).stdout == "active\n"
+        assert container.run("systemctl", "is-enabled", unit).stdout == "enabled\n"
+    assert container.run("systemctl", "is-enabled", "jouled-retune.timer", code=None).stdout == "disabled\n"
+    status = container.wait_for_state("idle")
+    assert status["in_force"]["source"] == "reference"
+    assert "0 files new or changed" in container.jouled("install").stdout
+    container.wait_for_state("idle")
+
+
+def _give_rights(container: Container) -> None:
+    """An operator's edit of the configuration, and three users."""
+    config = container.read("/etc/jouled/config.toml")
+    assert config is not None
+    for line, other in (
+        ('change_group = ""', 'change_group = "tuners"'),
+        ("boot_delay_s = 60.0", "boot_delay_s = 3.0"),
+        ("verify_interval_s = 10.0", "verify_interval_s = 1.0"),
+        ("budget = 15", "budget = 8"),
+    ):
+        assert line in config
+        config = config.replace(line, other)
+    container.put("/etc/jouled/config.toml", config)
+    container.run("groupadd", "tuners")
+    for user, groups in ((ANNA, "jouled,tuners"), (BERT, "jouled"), (CARL, "tuners")):
+        container.run("useradd", "--no-create-home", "--groups", groups, user)
+    container.jouled("install")
+    assert container.read("/etc/jouled/config.toml") == config
+    container.wait_for_state("idle")
+
+
+def _tune(container: Container) -> str:
+    """A member of change_group tunes; the winner's name."""
+    job = container.retune(user=ANNA, latency_bound_ratio=1.4)
+    status = container.wait_for_job(job)
+    assert status["last_job"]["outcome"] == "tuned", status
+    status = container.wait_for_state("idle")
+    assert status["in_force"]["source"] == "winner"
+    assert status["in_force"]["verified"]
+    assert OPERATORS in container.nvpmodel()
+    assert ANNA in container.journal()
+    return str(status["in_force"]["name"])
+
+
+def _refuse(container: Container) -> None:
+    """A plain member reads and changes nothing; an outsider does not even connect."""
+    assert container.request("POST", "/v1/retune", {"latency_bound_ratio": 1.4}, user=BERT)[0] == 403
+    for verb in (("retune",), ("rollback",), ("apply", "reference"), ("pause",)):
+        assert "change_group" in container.jouled(*verb, user=BERT, code=6).stderr
+    assert container.request("GET", "/v1/status", user=BERT)[0] == 200
+    assert container.request("GET", "/v1/status", user=CARL) == (0, {"error": "PermissionError"})
+    container.jouled("status", user=CARL, code=6)
+    assert container.status()["in_force"]["source"] == "winner"
+
+
+def _restart(container: Container, in_force: str) -> None:
+    """The winner stays, and the knobs do not even move."""
+    before = container.knobs()
+    container.run("systemctl", "restart", "jouled")
+    status = container.wait_for_state("idle")
+    assert (status["in_force"]["source"], status["in_force"]["name"]) == ("winner", in_force)
+    assert container.knobs() == before
+
+
+def _reboot(container: Container, in_force: str, stock: dict[str, str]) -> None:
+    """The boot brings the operator's mode; after the delay the winner is applied again and verified."""
+    before = container.knobs()
+    container.shut_down()
+    container.boot()
+    assert OPERATORS in container.nvpmodel()
+    status = container.wait_for_state("waiting", "idle")
+    if status["state"] == "waiting":
+        assert container.knobs() == stock
+    status = container.wait_for_state("idle")
+    assert (status["in_force"]["source"], status["in_force"]["name"]) == ("winner", in_force)
+    assert status["in_force"]["verified"]
+    assert container.knobs() == before
+    assert OPERATORS in container.nvpmodel()
+    assert re.search(r"boot", container.journal())
+
+
+def _uninstall(container: Container) -> None:
+    """The operator's mode comes first; configuration and history stay, root's files are gone."""
+    assert "the board is in its own mode" in container.jouled("uninstall").stdout
+    for unit in UNITS:
+        assert container.read(f"/etc/systemd/system/{unit}") is None
+    assert container.read("/run/jouled/control.sock") is None
+    assert container.read("/etc/jouled/config.toml") is not None
+    assert container.read("/var/lib/jouled/ledger.jsonl") is not None
+    assert "there is no jouled service" in container.jouled("uninstall").stdout

@@ -1,0 +1,148 @@
+"""What goes wrong on a machine: the daemon stays up, and the board ends as found or in the verified winner."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.system.conftest import Container
+
+BOARD = "/var/lib/jouled/board"
+HELD, RELEASE = f"{BOARD}/.virtual/held", f"{BOARD}/.virtual/release"
+# Where the job stands still until it is shot: in a program, at a write of a knob, between windows.
+MOMENTS: tuple[dict[str, Any], ...] = (
+    *({"by": "nvpmodel", "write": number} for number in (1, 3, 6, 9, 14, 20)),
+    *({"by": "sysfs", "write": number} for number in (1, 2, 4, 8, 16, 32)),
+    *({"by": "clock", "after_s": after_s} for after_s in (1.0, 5.0, 30.0, 80.0, 150.0, 220.0, 300.0, 400.0)),
+)
+WATCHED = "[Service]\nWatchdogSec=4\n"
+
+
+def wait_until(service: Container, look: str, what: str) -> None:
+    """`look`: a shell command that succeeds when it has come."""
+    service.wait_for(lambda: service.run("sh", "-c", look, code=None).returncode == 0, what)
+
+
+def main_pid(service: Container, unit: str) -> int:
+    return int(service.show(unit, "MainPID")["MainPID"])
+
+
+def has_gone(service: Container, pid: int) -> bool:
+    return service.run("kill", "-0", str(pid), code=None).returncode != 0
+
+
+def status_at_rest(service: Container) -> dict[str, Any] | None:
+    """Idle, no job half done, the mode that is in force seen to be so."""
+    if service.read("/var/lib/jouled/snapshot.json") is not None:
+        return None
+    found = service.status()
+    is_idle = bool(found) and found["state"] == "idle" and found["job"] is None
+    return found if is_idle and found["in_force"]["verified"] else None
+
+
+def settle(service: Container, stock: dict[str, str]) -> dict[str, Any]:
+    """Until the service is at rest; the board is then as found, or in the winner that status calls verified."""
+    status = service.wait_for(partial(status_at_rest, service), "rest")
+    if status["in_force"]["source"] == "reference":
+        assert service.knobs() == stock
+    assert status["mismatches"] == []
+    assert "MODE_50W" in service.nvpmodel()
+    return status
+
+
+@pytest.mark.parametrize("victim", ["jouled.service", "jouled-worker.service"])
+def test_kill_at_any_moment_leaves_the_board_as_found_or_in_the_winner(service: Container, victim: str) -> None:
+    stock = service.knobs()
+    for number, moment in enumerate(MOMENTS):
+        service.faults(hold=moment)
+        job = service.retune(latency_bound_ratio=1.4, user="anna")
+        wait_until(service, f"test -e {HELD}", f"moment {moment}")
+        pid = main_pid(service, victim)
+        service.run("kill", "-9", str(pid))
+        service.run("touch", RELEASE)
+        service.wait_for(partial(has_gone, service, pid), "end of what was shot")
+        status = settle(service, stock)
+        service.faults()
+        assert status["job"] is None
+        history = service.request("GET", "/v1/history?limit=50")[1]
+        assert job in str(history), f"{number}: {moment}: what was accepted is lost"
+        assert "ended" in service.journal() or "restore" in service.journal()
+
+
+def test_a_hung_nvpmodel_ends_the_job_and_not_the_daemon(service: Container) -> None:
+    stock = service.knobs()
+    pid = main_pid(service, "jouled.service")
+    for writes in (0, 2):
+        service.faults(hang={"nvpmodel": writes})
+        service.wait_for_job(service.retune(latency_bound_ratio=1.4))
+        service.faults()
+        settle(service, stock)
+    assert main_pid(service, "jouled.service") == pid
+    assert "nvpmodel" in service.journal()
+
+
+def test_the_watchdog_ends_what_is_blocked_and_nothing_else(service: Container) -> None:
+    for unit in ("jouled", "jouled-worker"):
+        service.put(f"/etc/systemd/system/{unit}.service.d/watched.conf", WATCHED)
+    service.run("systemctl", "daemon-reload")
+    service.run("systemctl", "restart", "jouled.service")
+    stock = service.knobs()
+    service.wait_for_state("idle")
+    daemon = main_pid(service, "jouled.service")
+    service.run("kill", "-STOP", str(daemon))
+    wait_until(service, f"! kill -0 {daemon}", "end of the blocked daemon")
+    service.wait_for_state("idle")
+    assert int(service.show("jouled.service", "NRestarts")["NRestarts"]) == 1
+
+    daemon = main_pid(service, "jouled.service")
+    service.faults(hold={"by": "clock", "after_s": 60.0})
+    service.retune(latency_bound_ratio=1.4)
+    wait_until(service, f"test -e {HELD}", "job")
+    worker = main_pid(service, "jouled-worker.service")
+    service.run("kill", "-STOP", str(worker))
+    wait_until(service, f"! kill -0 {worker}", "end of the blocked worker")
+    service.run("touch", RELEASE)
+    settle(service, stock)
+    assert main_pid(service, "jouled.service") == daemon
+    assert service.journal().count("Watchdog timeout") == 2
+
+
+def test_stop_stays_stopped(service: Container) -> None:
+    service.run("systemctl", "stop", "jouled")
+    assert service.request("GET", "/v1/status")[0] == 0
+    assert "systemctl" in service.jouled("status", code=7).stderr
+    for unit in ("jouled.service", "jouled.socket"):
+        assert service.run("systemctl", "is-active", unit, code=None).stdout == "inactive\n"
+    service.run("systemctl", "start", "jouled")
+    service.wait_for_state("idle")
+
+
+def test_a_shutdown_in_mid_job_leaves_the_knobs_as_found(service: Container) -> None:
+    stock = service.knobs()
+    service.retune(latency_bound_ratio=1.4, budget=60)
+    service.wait_for(lambda: (job := service.status().get("job")) and job["trials"] >= 2, "second trial")
+    service.shut_down()
+    assert service.knobs_when_off() == stock
+    service.boot()
+    status = service.wait_for_state("idle")
+    assert status["last_job"]["outcome"] == "interrupted"
+    assert status["in_force"]["source"] == "reference"
+
+
+def test_a_worker_that_dies_before_it_accepts_is_started_once_per_request(service: Container) -> None:
+    service.run("systemctl", "stop", "jouled", "jouled-worker.service")
+    broken = "[Service]\nExecStart=\nExecStart=/bin/false\n"
+    service.put("/etc/systemd/system/jouled-worker.service.d/zz-broken.conf", broken)
+    service.run("systemctl", "daemon-reload")
+    connect = (
+        "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/jouled/worker.sock'); s.settimeout(30)\n"
+        "try: assert s.recv(1) == b''\nexcept ConnectionResetError: pass"
+    )
+    before = service.journal().count("Started jouled-worker.service")
+    for requests in (1, 2):
+        service.python(connect)
+        wait_until(service, "! systemctl is-active -q jouled-worker.service", "end of the worker")
+        assert service.journal().count("Started jouled-worker.service") == before + requests
