@@ -45,6 +45,7 @@ class ReasonCode(str, Enum):
     BUDGET = "budget"
     CONVERGED = "converged"
     PERCENTILE_UNREACHABLE = "percentile_unreachable"
+    LATENCY = "latency"
     MAX_POWER = "max_power"
     RATE_NOT_REACHED = "rate_not_reached"
     PROMPT = "prompt"

@@ -1,4 +1,4 @@
-"""The verbs that look at a board or put it back: modes, verify, restore, forget, virtual reboot."""
+"""The verbs that look at a board or put it back: verify, restore, forget, virtual reboot."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from jouled.board.pending import forget as forget_mode
 from jouled.board.restore import Found
 from jouled.board.restore import restore as restore_board
 from jouled.board.snapshot import read_origin, read_snapshot
+from jouled.board.winner import home_of, winner_in_force
 from jouled.cli.output import mode_text, quantity
 from jouled.cli.site import open_site, require_root
 from jouled.errors import UsageError
-from jouled.job.ground import home_of, winner_in_force
 from jouled.job.site import Site
 from jouled.ledger import Ledger
 from jouletune.space import Candidate, PowerMode
@@ -30,70 +30,6 @@ from jouletune.space import Candidate, PowerMode
 
 def _discover(site: Site) -> Board:
     return discover(site.host, site.config.board.base_mode)
-
-
-# --- modes --------------------------------------------------------------------------------------------------
-
-
-def modes(arguments: argparse.Namespace) -> int:
-    """Print the grid with what is known of each mode."""
-    site = open_site(arguments)
-    try:
-        board = _discover(site)
-        space = site.make_space(board)
-        quarantine = read_quarantine(site.host.state_dir)
-        marks = fingerprint(board, site.config.board.external_w)
-        winner = winner_in_force(site.host, marks)
-        rows = [_row(one, i == space.reference, winner, quarantine, marks) for i, one in enumerate(space.candidates)]
-        _add_measured(rows, site)
-    finally:
-        site.close()
-    if arguments.json:
-        named = {"board": board.file.name, "base_mode": board.base_mode.name}
-        print(json.dumps({"schema": 1, **named, "grid_size": len(rows), "modes": rows}))
-        return 0
-    shape = " x ".join(f"{len(axis.values)} {axis.name}" for axis in space.axes)
-    print(f"{board.file.name} in {board.base_mode.name}: {len(rows)} power modes ({shape})")
-    for row in rows:
-        measured = row["measured"]
-        numbers = "" if measured is None else f"{quantity(measured['energy_j'], 'J')}, {measured['power_w']:.1f} W"
-        print(f"  {row['name']:26} {numbers:18} {', '.join(row['state'])}".rstrip())
-    return 0
-
-
-def _row(
-    candidate: Candidate,
-    is_reference: bool,
-    winner: Applied | None,
-    quarantine: Quarantine,
-    marks: Mapping[str, str],
-) -> dict[str, Any]:
-    standing = quarantine.standing(candidate.mode, marks)
-    states = {
-        "reference": is_reference,
-        "in force": (winner.candidate == candidate) if winner is not None else is_reference,
-        standing.value if standing is not None else "": standing is not None,
-    }
-    return {
-        "name": mode_name(candidate.mode),
-        "mode": asdict(candidate.mode),
-        "variant": asdict(candidate.variant),
-        "state": [name for name, holds in states.items() if holds],
-        "measured": None,
-    }
-
-
-def _add_measured(rows: list[dict[str, Any]], site: Site) -> None:
-    """The last valid measurement of each, from the ledger."""
-    last: dict[str, dict[str, Any]] = {}
-    for event in Ledger(site.host.state_dir).read().events:
-        trial = event.get("trial")
-        if event.get("event") == "trial" and trial and trial["measurement"] and trial["invalid"] is None:
-            last[json.dumps(trial["candidate"], sort_keys=True)] = trial["measurement"]
-    for row in rows:
-        window = last.get(json.dumps({"mode": row["mode"], "variant": row["variant"]}, sort_keys=True))
-        if window is not None:
-            row["measured"] = {name: window[name] for name in ("energy_j", "power_w", "latency_s", "throughput_hz")}
 
 
 # --- verify -------------------------------------------------------------------------------------------------
@@ -110,7 +46,8 @@ def verify(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"schema": 1, **found, "mode": found["name"]}))
         return 5 if wrong else 0
-    print(f"{'wrong' if wrong else 'ok'}: {found['what']} should be in force: {found['text']}")
+    head = "wrong: not in force as it should be" if wrong else "ok: in force as it should be"
+    print(f"{head}: {found['what']}, {found['text']}")
     for sentence in wrong:
         print(f"  wrong    {sentence}")
     if found["unknown"]:
@@ -146,7 +83,7 @@ def _verify(site: Site) -> dict[str, Any]:
         "policy": policy.value,
         "mismatches": mismatches,
         "unknown": list(comparison.unknown),
-        "to_do": to_do,
+        "to_do": to_do if mismatches else "",
     }
 
 
@@ -223,7 +160,8 @@ def reboot(arguments: argparse.Namespace) -> int:
     site = open_site(arguments)
     assert site.reboot is not None
     try:
-        site.reboot()
+        with hold_board(site.host, verb="virtual reboot"):  # a job in mid-write would write on after the boot
+            site.reboot()
         board = _discover(site)
     finally:
         site.close()

@@ -8,15 +8,22 @@ from dataclasses import dataclass
 from jouled.board.applied import Applied, delete_applied, write_applied
 from jouled.board.apply import Actuator, ClocksPolicy
 from jouled.board.host import Host
+from jouled.board.modename import mode_name
 from jouled.board.pending import Why, clear_pending, note_apply
 from jouled.board.restore import start_units
 from jouled.board.snapshot import boot_id, delete_snapshot
+from jouled.board.winner import delete_winner, write_winner
 from jouled.errors import ApplyError, StateError
 from jouled.job.blocks import Arm
+from jouled.job.changes import APPLIED, ROLLED_BACK, Change, keep_change
 from jouled.job.events import Events
 from jouled.job.ground import Ground
 from jouled.job.request import Request
+from jouled.job.trials import Trials
+from jouled.job.tuning import Stopped
+from jouled.job.watch import breach_of
 from jouled.workload.runner import Runner
+from jouletune.decision import Outcome, stopped
 from jouletune.space import PowerMode
 
 Committed = tuple[bool, Sequence[str]]
@@ -31,12 +38,15 @@ class Enforcement:
     request: Request
     ground: Ground
     actuator: Actuator
+    trials: Trials
     runner: Runner
     events: Events
     units: tuple[str, ...]
+    job: str
+    who: str
 
-    def apply_winner(self, arm: Arm, bound_s: float | None, decision_id: str) -> Committed:
-        """Raises ApplyError, StateError and what Actuator.apply raises."""
+    def apply_winner(self, arm: Arm, bound_s: float | None) -> Committed:
+        """Raises Stopped (rolled_back), ApplyError, StateError and what Actuator.apply and Trials.watch raise."""
         ground, host = self.ground, self.host
         if arm.index == ground.space.reference and arm.policy is ClocksPolicy.CAPPED:
             return self.apply_reference()
@@ -52,13 +62,36 @@ class Enforcement:
             workload=self.request.workload,
             latency_bound_s=bound_s,
             latency_percentile=self.request.config.target.latency_percentile,
-            decision_id=decision_id,
+            decision_id=self.job,
             wall_s=host.clock.wall_s(),
             boot_id=boot_id(host.sysfs),
             home=ground.home,
         )
         write_applied(host.state_dir, applied)
+        write_winner(host.state_dir, applied)
+        self._keep(Change(APPLIED, self.who, "tuned", self._incumbent(), candidate.mode, "winner"))
+        self._watch(arm, candidate.mode)
         return self._commit(candidate.mode, arm.policy)
+
+    def _watch(self, arm: Arm, mode: PowerMode) -> None:
+        """The load runs on for a while in what was chosen. Raises Stopped where it breaks what was asked for."""
+        watch_s = self.request.config.job.watch_s
+        if watch_s <= 0.0:
+            return
+        self.events.emit("phase", phase="watching", watch_s=watch_s)
+        trial = self.trials.watch(arm.index, arm.policy, watch_s)
+        breach = breach_of(trial, self.trials.limits)
+        if breach is not None:
+            self._keep(Change(ROLLED_BACK, self.who, breach.code.value, mode, None))
+            raise Stopped(stopped(Outcome.ROLLED_BACK, breach.code, f"{mode_name(mode)}: {breach.text}"))
+        if trial.invalid is not None:
+            self.events.warn(f"the watch after the job shows little: {trial.invalid.value} {trial.detail}".rstrip())
+
+    def _incumbent(self) -> PowerMode:
+        return self.ground.space.candidates[self.ground.incumbent.index].mode
+
+    def _keep(self, change: Change) -> None:
+        keep_change(self.host, change, job=self.job)
 
     def apply_reference(self) -> Committed:
         """Back to the board's own mode, for good. Raises as `apply_winner`."""
@@ -67,6 +100,8 @@ class Enforcement:
         note_apply(self.host, reference, why=Why.REFERENCE, fingerprint=self.ground.fingerprint)
         self.actuator.apply(reference, ClocksPolicy.CAPPED)
         delete_applied(self.host.state_dir)
+        delete_winner(self.host.state_dir)  # a decision has taken its place
+        self._keep(Change(APPLIED, self.who, "tuned", self._incumbent(), reference, "reference"))
         return self._commit(reference, ClocksPolicy.CAPPED)
 
     def _commit(self, mode: PowerMode, policy: ClocksPolicy) -> Committed:

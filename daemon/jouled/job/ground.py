@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jouled.board.applied import Applied, read_applied
+from jouled.board.applied import Applied
 from jouled.board.apply import ClocksPolicy
 from jouled.board.board import Board, discover, fingerprint
 from jouled.board.gpuload import read_gpu_clients, read_gpu_load
 from jouled.board.host import Host
-from jouled.board.knobs import Knobs, nvpmodel_files, read_knobs
+from jouled.board.knobs import Knobs, read_knobs
 from jouled.board.pending import read_quarantine
 from jouled.board.rails import Meter, find_meter
-from jouled.board.snapshot import boot_id
-from jouled.board.sysfs import Sysfs
-from jouled.errors import AbsentError, BoardError, BusyError, ConfigError, NotPermittedError
+from jouled.board.winner import home_of, winner_in_force
+from jouled.errors import BoardError, BusyError, ConfigError
 from jouled.job.blocks import Arm
 from jouled.job.cancel import Cancellation
 from jouled.job.request import Request
 from jouletune.space import Space
 
-DISABLED_PATH = "/etc/jouled/disabled"
-_HOLDS_FOR = ("base_mode", "conf_sha256")
 LEAST_AVERAGINGS = 32  # at least 8 batches of 4 averages
 _BUSY_LOAD = 0.05
 _LOOKS = 5
@@ -41,39 +38,6 @@ class Ground:
     home: Knobs
     incumbent: Arm
     applied: Applied | None
-
-
-def check_switches(sysfs: Sysfs) -> None:
-    """Raise NotPermittedError where the operator has switched every write of a knob off."""
-    if sysfs.exists(DISABLED_PATH):
-        raise NotPermittedError(f"{DISABLED_PATH} is there: no knob is written", hint=f"remove {DISABLED_PATH} first")
-    try:
-        words = sysfs.read("/proc/cmdline").split()
-    except AbsentError:
-        return
-    if "jouled=off" in words:
-        raise NotPermittedError(
-            "the kernel argument jouled=off is set: no knob is written", hint="take it off the kernel's command line"
-        )
-
-
-def winner_in_force(host: Host, marks: Mapping[str, str]) -> Applied | None:
-    """The winner that is in force, if one is. Raises StateError.
-
-    One of an earlier boot went with that boot, and one found under another base mode or stock conf went when the
-    operator changed that: what nvpmodel has set since is the reference.
-    """
-    applied = read_applied(host.state_dir)
-    if applied is None or applied.boot_id != boot_id(host.sysfs):
-        return None
-    return applied if all(applied.fingerprint.get(key) == marks[key] for key in _HOLDS_FOR) else None
-
-
-def home_of(found: Knobs, applied: Applied | None) -> Knobs:
-    """The reference's knobs. nvpmodel's own files are those that were found: they are never an earlier job's."""
-    if applied is None:
-        return found
-    return Knobs({**applied.home.values, **nvpmodel_files(found).values})
 
 
 def survey(host: Host, request: Request) -> Ground:

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from jouled.board.applied import read_applied
 from jouled.board.apply import Actuator, probe_method
 from jouled.board.host import Host
 from jouled.board.jetson_clocks import TOOL as JETSON_CLOCKS
@@ -23,6 +24,8 @@ from jouled.board.snapshot import (
     write_origin_once,
     write_snapshot,
 )
+from jouled.board.switches import check_switches
+from jouled.board.winner import read_winner, set_damaged_aside
 from jouled.errors import (
     ApplyError,
     BoardError,
@@ -36,7 +39,7 @@ from jouled.errors import (
 from jouled.job.cancel import Cancellation, Cancelled
 from jouled.job.enforcement import Enforcement
 from jouled.job.events import Event, Events, Sink, finite
-from jouled.job.ground import Ground, check_gpu_is_free, check_switches, survey
+from jouled.job.ground import Ground, check_gpu_is_free, survey
 from jouled.job.measuring import Measurer, Taken
 from jouled.job.request import Request
 from jouled.job.result import JobResult
@@ -72,29 +75,41 @@ def run_job(
     *,
     cancellation: Cancellation,
     sinks: tuple[Sink, ...] = (),
+    job: str | None = None,
+    who: str = "user",
 ) -> JobResult:
     """Tune. Whatever happens, the board ends in a verified winner or as it was found.
 
+    `job` is the id of the job where the asker has chosen one, `who` stands in the ledger.
     Raises ConfigError, NotPermittedError, StateError and RestoreError; every other ending is an outcome.
     """
     request.check()
     if not host.privileged:
         raise NotPermittedError("tuning writes power modes and needs root", hint="sudo jouled tune …")
-    return Job(host, request, runner, cancellation, sinks).run()
+    return Job(host, request, runner, cancellation, sinks, job=job or uuid.uuid4().hex[:12], who=who).run()
 
 
 class Job:
     """One job while it runs."""
 
     def __init__(
-        self, host: Host, request: Request, runner: Runner, cancellation: Cancellation, sinks: tuple[Sink, ...]
+        self,
+        host: Host,
+        request: Request,
+        runner: Runner,
+        cancellation: Cancellation,
+        sinks: tuple[Sink, ...],
+        *,
+        job: str,
+        who: str,
     ) -> None:
         self._host = host
         self._request = request
         self._config = request.config
         self._runner = runner
         self._cancellation = cancellation
-        self._id = uuid.uuid4().hex[:12]
+        self._id = job
+        self._who = who
         self._began_s = host.clock.monotonic_s()
         self._ledger = Ledger(host.state_dir)
         self._events = Events(host.clock, self._id, [self._keep, *sinks])
@@ -132,7 +147,9 @@ class Job:
                 self._tune(ground)
         except Cancelled as cancelled:
             self.result.signal_number = cancelled.signal_number
-            self._settle(stopped(Outcome.CANCELLED, ReasonCode(cancelled.code), str(cancelled)))
+            code = ReasonCode(cancelled.code)
+            outcome = Outcome.CANCELLED if code is ReasonCode.USER else Outcome.INTERRUPTED
+            self._settle(stopped(outcome, code, str(cancelled)))
         except Stopped as end:
             self._settle(end.decision)
         except NotSupportedError as error:
@@ -162,7 +179,7 @@ class Job:
 
     def _mend(self) -> None:
         """Finish what a crash left, judge what the last boot left."""
-        for sentence in self._ledger.mend():
+        for sentence in (*set_damaged_aside(self._host.state_dir), *self._ledger.mend()):
             self._warn(sentence)
         report = restore_held(self._host)
         if report.found is not Found.NOTHING:
@@ -185,7 +202,8 @@ class Job:
             base_mode=base_mode,
             knobs=ground.found,
             wall_s=now_s,
-            applied=ground.applied,
+            applied=read_applied(host.state_dir),
+            winner=read_winner(host.state_dir),
             stopped_units=units,
         )
         write_snapshot(host.state_dir, snapshot)
@@ -308,11 +326,23 @@ class Job:
 
     def _enforce(self, ground: Ground, finding: Finding, actuator: Actuator) -> None:
         """Put the decision in force; the snapshot goes when it is verified and written down."""
-        enforcement = Enforcement(self._host, self._request, ground, actuator, self._runner, self._events, self._units)
+        assert self._trials is not None
+        enforcement = Enforcement(
+            self._host,
+            self._request,
+            ground,
+            actuator,
+            self._trials,
+            self._runner,
+            self._events,
+            self._units,
+            self._id,
+            self._who,
+        )
         decision = finding.decision
         if decision.winner is not None:
             arm = finding.arms[decision.winner]
-            self.result.applied, warnings = enforcement.apply_winner(arm, finding.bound_s, self._id)
+            self.result.applied, warnings = enforcement.apply_winner(arm, finding.bound_s)
         elif decision.use_reference:
             self.result.applied, warnings = enforcement.apply_reference()
         else:

@@ -68,7 +68,10 @@ class MeasuringSettings:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What should hold while it is measured: the mode, whether its clocks are locked, and the user's bound."""
+    """What should hold while it is measured: the mode, whether its clocks are locked, and the user's bound.
+
+    `is_watch`: nothing is left out while it settles; all of it counts from the start.
+    """
 
     mode: PowerMode
     locked: bool
@@ -76,6 +79,7 @@ class Wanted:
     clustering: Clustering
     window_s: float | None = None
     more_settle_s: float = 0.0
+    is_watch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +229,8 @@ class _Attempt:
         try:
             self._note(self._counted)
             self._check(self._counted)
-            self._settle()
+            if not self._wanted.is_watch:
+                self._settle()
             settle_s = self._clock.monotonic_s() - self._began_s
             self._seen.completions.clear()
             self._seen.clocks.clear()
@@ -277,11 +282,12 @@ class _Attempt:
             window_s = self._window_s(self._pilot)
         else:
             self._stretch("pilot", LEAD_S, None)
+        phase = "watching" if self._wanted.is_watch else "window"
         start_s = self._clock.monotonic_s()
-        cut = self._stretch("window", window_s, test)
+        cut = self._stretch(phase, window_s, test)
         end_s = self._clock.monotonic_s()
         if not cut:
-            self._stretch("window", TRAIL_S, None)
+            self._stretch(phase, TRAIL_S, None)
         return start_s, end_s, cut
 
     def _look(self, trace: PowerTrace, began_s: float) -> Pilot:

@@ -77,6 +77,7 @@ class Plan:
     window_s: float | None
     more_settle_s: float
     may_cut: bool
+    is_watch: bool = False
 
 
 class Trials:
@@ -139,6 +140,15 @@ class Trials:
             self.account.repeats = self.account.repeats.spend(reason)
             attempt += 1
 
+    def watch(self, index: int, policy: ClocksPolicy, duration_s: float) -> Trial:
+        """What is in force already, under load for `duration_s` more: judged as any window is, and counted nowhere.
+
+        Raises Cancelled, StuckError, WorkloadError.
+        """
+        blank = self._blank(index, Purpose.FINALS, policy, 0)
+        self._load(blank.candidate.variant)
+        return self._measured(blank, policy, Plan(duration_s, 0.0, may_cut=True, is_watch=True))[0]
+
     def _keep(self, trial: Trial, taken: Taken | None) -> None:
         account = self.account
         account.trials.append(trial)
@@ -165,7 +175,6 @@ class Trials:
         )
 
     def _judged(self, blank: Trial, policy: ClocksPolicy, plan: Plan) -> tuple[Trial, Taken | None]:
-        mode = blank.candidate.mode
         try:
             self._apply(blank, policy)
         except ApplyError as error:
@@ -176,6 +185,11 @@ class Trials:
             if blank.index == self.space.reference:
                 raise
             return replace(blank, invalid=Invalid.WORKLOAD_DIED, detail=f"not loaded: {error}"), None
+        return self._measured(blank, policy, plan)
+
+    def _measured(self, blank: Trial, policy: ClocksPolicy, plan: Plan) -> tuple[Trial, Taken | None]:
+        """Of a candidate that is in force and loaded."""
+        mode = blank.candidate.mode
         wanted = Wanted(
             mode=mode,
             locked=policy is ClocksPolicy.LOCKED,
@@ -183,6 +197,7 @@ class Trials:
             clustering=self.account.clustering,
             window_s=plan.window_s,
             more_settle_s=plan.more_settle_s,
+            is_watch=plan.is_watch,
         )
         try:
             taken = self._measurer.take(wanted)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from jouled.errors import JouledError, UsageError
+from jouletune.decision import ReasonCode
 
 PROTOCOL = 1
 MAX_LINE_BYTES = 64 << 10
@@ -161,10 +162,10 @@ class Cancel:
 
 Command = Tune | Apply | Rollback | Restore | Verify | Forget | Cancel
 
+REASONS = tuple(code.value for code in ReasonCode)
 WHYS = ("user", "boot", "mismatch", "pause", "stop", "uninstall")
 _JOB = re.compile(r"[0-9a-f]{12}")
 _NAME = re.compile(r"[A-Za-z0-9.-]{1,80}")
-_REASON = re.compile(r"[a-z_]{1,40}")
 _UNKNOWN = "unknown"
 
 
@@ -245,7 +246,7 @@ _PARSERS: Mapping[str, Callable[[_Getter], Command]] = {
     "restore": lambda fields: Restore(fields.who()),
     "verify": lambda fields: Verify(),
     "forget": _forget,
-    "cancel": lambda fields: Cancel(fields.text("reason", _REASON, "a reason's code")),
+    "cancel": lambda fields: Cancel(fields.one_of("reason", REASONS)),
 }
 
 
