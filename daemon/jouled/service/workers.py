@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jouled.board.process import start_with_socket
-from jouled.errors import BusyError, ConfigError, JouledError, NotPermittedError, ProcessError, UsageError
+from jouled.errors import BusyError, ConfigError, JouledError, ProcessError, UsageError
 from jouled.state import Conflict, Failed, Refused, Unavailable
 from jouled.worker.protocol import FIRST_LINE_S, LineReader, ProtocolError, encode
 
@@ -43,6 +43,10 @@ class WorkerBusy(BusyError):
 
 class WorkerDied(Unavailable):
     """The worker ended, or was ended, before it had finished what it was told."""
+
+
+class WorkerSilent(WorkerDied):
+    """The worker said nothing for longer than one that works may."""
 
 
 # --- doors --------------------------------------------------------------------------------------------------
@@ -207,7 +211,7 @@ async def _read(line: Line, reader: LineReader, timeout_s: float | None, who: st
         data = await asyncio.wait_for(line.reader.read(_CHUNK), timeout_s)
     except asyncio.TimeoutError:
         line.kill()
-        raise WorkerDied(f"{who} has said nothing for {timeout_s:g} s") from None
+        raise WorkerSilent(f"{who} has said nothing for {timeout_s:g} s") from None
     except OSError as error:
         raise WorkerDied(f"{who} is gone: {error.strerror}") from error
     if not data:
@@ -240,7 +244,7 @@ async def converse(door: Door, *, patience_s: float) -> Conversation:
         try:
             return await _try(door)
         except (WorkerDied, ProcessError, OSError) as error:
-            if waited_s + pause_s > patience_s:
+            if isinstance(error, WorkerSilent) or waited_s + pause_s > patience_s:
                 raise Unavailable(
                     f"no worker answers: {error}", hint="see: systemctl status jouled-worker.socket jouled-worker"
                 ) from error

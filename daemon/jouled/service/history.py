@@ -1,0 +1,289 @@
+"""What has happened, from the ledger and the requests: followed as they grow, kept small.
+
+A job is one entry, whatever is known of it: its request, its course, its end. The whole of a job (its trials, its
+result) is read from the ledger when somebody asks. Lines that are damaged are passed over and counted; the next job
+sets them aside.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jouled.ledger import decode_line
+from jouled.state import Counters, LastJob
+from jouletune.space import Candidate
+
+log = logging.getLogger(__name__)
+
+DECIDED = frozenset({"tuned", "no_gain", "no_feasible", "rolled_back"})
+CHANGES = frozenset({"applied", "rolled_back", "restored"})
+_SHOWN = ("energy_j", "power_w", "latency_s", "throughput_hz")
+_KEPT = 1000
+_CHUNK = 256 << 10
+_LONGEST = 4 << 20
+
+Record = dict[str, Any]
+
+
+class Tail:
+    """The lines that a file of checksummed lines has gained since the last look. Another file of the name: all anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.damaged = 0
+        self._file = (0, 0)
+        self._offset = 0
+
+    def records(self) -> Iterator[Record]:
+        """The new ones, oldest first. A file that is not there, or may not be read, has none."""
+        try:
+            with open(self.path, "rb") as file:
+                found = os.fstat(file.fileno())
+                if (found.st_dev, found.st_ino) != self._file or found.st_size < self._offset:
+                    self._file, self._offset = (found.st_dev, found.st_ino), 0
+                if found.st_size > self._offset:
+                    file.seek(self._offset)
+                    yield from self._decoded(file)
+        except OSError as error:
+            log.debug("%s: %s", self.path, error)
+
+    def _decoded(self, file: Any) -> Iterator[Record]:
+        for line in iter(lambda: file.readline(_LONGEST), b""):
+            if not line.endswith(b"\n"):
+                return  # still being written, or torn: the next look sees it whole, or the next job sets it aside
+            self._offset += len(line)
+            try:
+                yield decode_line(line)
+            except ValueError as error:
+                self.damaged += 1
+                log.warning("%s: a line is passed over: %s", self.path, error)
+
+
+@dataclass(slots=True)
+class JobEntry:
+    """What is remembered of one job. `outcome` None: it has not ended, as far as is known."""
+
+    job: str
+    who: str = ""
+    request: Mapping[str, Any] | None = None
+    accepted_wall_s: float | None = None
+    started_wall_s: float | None = None
+    ended_wall_s: float | None = None
+    expected_s: float | None = None
+    outcome: str | None = None
+    reason_code: str | None = None
+    reason_text: str = ""
+    saving_ratio: float | None = None
+    applied: bool = False
+    duration_s: float | None = None
+
+    def as_json(self) -> Record:
+        """An entry of the history."""
+        return {
+            "kind": "job",
+            "wall_s": self.accepted_wall_s or self.started_wall_s,
+            "job": self.job,
+            "who": self.who,
+            "request": self.request,
+            "outcome": self.outcome,
+            "reason": {"code": self.reason_code, "text": self.reason_text},
+            "saving_ratio": self.saving_ratio,
+            "applied": self.applied,
+            "started_wall_s": self.started_wall_s,
+            "ended_wall_s": self.ended_wall_s,
+            "duration_s": self.duration_s,
+        }
+
+
+@dataclass(slots=True)
+class _Sums:
+    jobs: dict[str, int] = field(default_factory=dict)
+    trials: int = 0
+    invalid: dict[str, int] = field(default_factory=dict)
+    disturbed_s: float = 0.0
+    rollbacks: int = 0
+    last_tune_wall_s: float | None = None
+
+
+class History:
+    """Follows both files. `follow` reads what is new; everything else answers from memory or, where said, the file."""
+
+    def __init__(self, ledger_path: Path, requests_path: Path) -> None:
+        self._ledger = Tail(ledger_path)
+        self._requests = Tail(requests_path)
+        self._jobs: dict[str, JobEntry] = {}
+        self._order: deque[JobEntry | Record] = deque(maxlen=_KEPT)
+        self._sums = _Sums()
+        self._measured: dict[str, Record] = {}
+        self.decided: Record | None = None
+        self.last: JobEntry | None = None
+        self.stood_aside = ""
+        self.last_change: Record | None = None
+
+    @property
+    def damaged(self) -> int:
+        """How many lines could not be read."""
+        return self._ledger.damaged + self._requests.damaged
+
+    def follow(self) -> list[Record]:
+        """Take in what is new in the files; the changes of knobs among it."""
+        for record in self._requests.records():
+            self._take_request(record)
+        changes = []
+        for record in self._ledger.records():
+            self._take_event(record)
+            if record.get("event") in CHANGES and "to" in record:
+                changes.append(record)
+        return changes
+
+    def _entry(self, job: str) -> JobEntry:
+        entry = self._jobs.get(job)
+        if entry is None:
+            entry = self._jobs[job] = JobEntry(job)
+            if len(self._order) == _KEPT and isinstance(oldest := self._order[0], JobEntry):
+                self._jobs.pop(oldest.job, None)
+            self._order.append(entry)
+        return entry
+
+    def _take_request(self, record: Record) -> None:
+        job = record.get("job")
+        if record.get("event") == "request" and record.get("verb") == "retune" and isinstance(job, str):
+            entry = self._entry(job)
+            entry.who, entry.request = str(record.get("who", "")), record.get("request")
+            entry.accepted_wall_s = record.get("wall_s")
+        elif record.get("event") == "ended" and isinstance(job, str):
+            self._end(self._entry(job), record, record.get("wall_s"))
+        elif record.get("event") == "request":
+            self._order.append({"kind": "request", **{name: record[name] for name in record if name != "event"}})
+
+    def _take_event(self, record: Record) -> None:
+        kind, job = record.get("event"), record.get("job")
+        if kind in CHANGES and "to" in record:
+            self._take_change(record)
+        if not isinstance(job, str):
+            return
+        if kind == "job_started":
+            entry = self._entry(job)
+            entry.started_wall_s, entry.expected_s = record.get("wall_s"), record.get("expected_s")
+        elif kind == "trial":
+            self._count(record.get("trial") or {})
+        elif kind == "finished" and isinstance(record.get("result"), dict):
+            self._take_result(self._entry(job), record["result"])
+
+    def _take_change(self, record: Record) -> None:
+        self.last_change = record
+        to_source = record.get("to_source")
+        if record["event"] != "restored":
+            is_reference = to_source == "reference" or record["to"] == "reference"
+            self.stood_aside = str(record.get("why", "")) if is_reference and record["event"] == "applied" else ""
+        self._sums.rollbacks += record["event"] == "rolled_back"
+        self._order.append({"kind": "change", **record})
+
+    def _count(self, trial: Mapping[str, Any]) -> None:
+        self._sums.trials += 1
+        invalid, window = trial.get("invalid"), trial.get("measurement")
+        if invalid is None and isinstance(window, dict):
+            self._measured[_key(trial.get("candidate"))] = {name: window.get(name) for name in _SHOWN}
+        if isinstance(invalid, str):
+            self._sums.invalid[invalid] = self._sums.invalid.get(invalid, 0) + 1
+
+    def _take_result(self, entry: JobEntry, result: Record) -> None:
+        started, duration_s = entry.started_wall_s, result.get("duration_s")
+        entry.saving_ratio, entry.applied = result.get("saving_ratio"), bool(result.get("applied"))
+        entry.duration_s = duration_s
+        self.stood_aside = "" if entry.applied else self.stood_aside
+        ended_wall_s = None if started is None or duration_s is None else started + duration_s
+        reason = result.get("reason") or {}
+        self._end(entry, {"outcome": result.get("outcome"), **{"reason": reason}}, ended_wall_s)
+        self._sums.disturbed_s += result.get("disturbed_s") or 0.0
+        if entry.outcome in DECIDED:
+            self.decided = result
+            self._sums.last_tune_wall_s = ended_wall_s
+
+    def _end(self, entry: JobEntry, record: Mapping[str, Any], ended_wall_s: float | None) -> None:
+        if entry.outcome is not None:
+            return
+        reason = record.get("reason") or {}
+        entry.outcome, entry.ended_wall_s = str(record.get("outcome")), ended_wall_s
+        entry.reason_code, entry.reason_text = reason.get("code"), str(reason.get("text") or "")
+        self._sums.jobs[entry.outcome] = self._sums.jobs.get(entry.outcome, 0) + 1
+        self.last = entry
+
+    # --- answers ------------------------------------------------------------------------------------------
+
+    def entries(self, limit: int) -> list[Record]:
+        """The newest first."""
+        newest = [self._order[-1 - index] for index in range(min(max(0, limit), len(self._order)))]
+        return [entry.as_json() if isinstance(entry, JobEntry) else dict(entry) for entry in newest]
+
+    def measured(self, candidate: Candidate) -> Record | None:
+        """Its last valid measurement, of any job."""
+        return self._measured.get(_key(asdict(candidate)))
+
+    def entry(self, job: str) -> JobEntry | None:
+        """What is remembered of a job."""
+        return self._jobs.get(job)
+
+    def open_jobs(self) -> list[JobEntry]:
+        """Jobs that have not ended, as far as is known."""
+        return [entry for entry in self._jobs.values() if entry.outcome is None]
+
+    def last_job(self) -> LastJob | None:
+        """How the last job ended."""
+        last = self.last
+        if last is None or last.outcome is None:
+            return None
+        return LastJob(last.job, last.outcome, last.reason_code, last.reason_text, last.ended_wall_s, last.saving_ratio)
+
+    def counters(self, *, reapplies: int) -> Counters:
+        """The sums."""
+        sums = self._sums
+        return Counters(
+            reapplies=reapplies,
+            rollbacks=sums.rollbacks,
+            jobs=dict(sums.jobs),
+            trials=sums.trials,
+            trials_invalid=dict(sums.invalid),
+            disturbed_s=sums.disturbed_s,
+            last_tune_wall_s=sums.last_tune_wall_s,
+        )
+
+    def of_job(self, job: str, event: str) -> list[Record]:
+        """All events of a kind of one job, read from the ledger and those that were rotated away."""
+        mark = f'"job":"{job}"'.encode()
+        folder = self._ledger.path.parent
+        rotated = sorted(folder.glob(f"{self._ledger.path.stem}.[0-9]*.jsonl"), key=_number)
+        found: list[Record] = []
+        for path in (*rotated, self._ledger.path):
+            found += [record for record in _marked(path, mark) if record.get("event") == event]
+        return [record for record in found if record.get("job") == job]
+
+
+def _key(candidate: Any) -> str:
+    return json.dumps(candidate, sort_keys=True)
+
+
+def _number(path: Path) -> int:
+    text = path.name.split(".")[1]
+    return int(text) if text.isdigit() else 0
+
+
+def _marked(path: Path, mark: bytes) -> Iterator[Record]:
+    """The good lines that hold `mark`; only those are parsed."""
+    try:
+        with open(path, "rb", buffering=_CHUNK) as file:
+            for line in iter(lambda: file.readline(_LONGEST), b""):
+                if mark in line and line.endswith(b"\n"):
+                    try:
+                        yield decode_line(line)
+                    except ValueError:
+                        continue
+    except OSError as error:
+        log.debug("%s: %s", path, error)

@@ -1,0 +1,61 @@
+"""The job that runs, as its events tell it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jouled.errors import JouledError
+from jouled.service.workers import Conversation
+from jouled.state import RunningJob
+
+log = logging.getLogger(__name__)
+
+
+class Job:
+    """One job from its request to its last event. `ended` is set when nothing more comes of it."""
+
+    def __init__(self, job: str, who: str, conversation: Conversation, wall_s: float) -> None:
+        self.id = job
+        self.who = who
+        self.phase = "starting"
+        self.trials = 0
+        self.started_wall_s = wall_s
+        self.expected_s: float | None = None
+        self.finished: Mapping[str, Any] | None = None
+        self.trouble = ""
+        self._conversation = conversation
+
+    def shown(self) -> RunningJob:
+        """As the status shows it."""
+        eta_wall_s = None if self.expected_s is None else self.started_wall_s + self.expected_s
+        return RunningJob(self.id, self.who, self.phase, self.trials, self.started_wall_s, eta_wall_s)
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """One event."""
+        kind = event.get("event")
+        if kind == "job_started":
+            self.expected_s = event.get("expected_s")
+        elif kind in ("phase", "progress") and isinstance(event.get("phase"), str):
+            self.phase = event["phase"] if kind == "phase" else self.phase
+        elif kind == "trial":
+            self.trials += 1
+        elif kind == "finished":
+            self.finished = event
+
+    async def follow(self, publish: Callable[[Mapping[str, Any]], None]) -> None:
+        """Hear it out. Raises nothing: `trouble` says why there is no `finished`."""
+        try:
+            async for event in self._conversation.events():
+                self.take(event)
+                publish(event)
+        except JouledError as error:
+            self.trouble = str(error)
+            log.error("job %s: %s", self.id, error)
+        finally:
+            await self._conversation.close()
+
+    async def cancel(self, reason: str) -> None:
+        """Ask it to stop. Raises WorkerDied."""
+        await self._conversation.send({"command": "cancel", "reason": reason})

@@ -1,0 +1,349 @@
+"""The daemon's life: a tick each second, a look each `verify_interval_s`, one thing at a time asked of the worker.
+
+Everything runs in one thread. What the worker is asked for by itself follows from the keeper's verdict; what people ask
+for comes through the face (`face.py`). Both take the same lock, so that knobs are never wanted in two ways at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from jouled.board.modename import mode_name
+from jouled.config import Config
+from jouled.errors import JouledError, StateError
+from jouled.job.site import Site
+from jouled.service.fanout import Fanout
+from jouled.service.jobs import Job
+from jouled.service.keeper import STUCK_EVERY_S, Do, Verdict, on_stop
+from jouled.service.notify import Notifier
+from jouled.service.outlook import FullVerify, Outlook
+from jouled.service.workers import Door, WorkerBusy, ask, converse
+from jouled.state import Conflict, Failed, Source, Unavailable
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+RESUMED_S = 1.0  # so far the two clocks move apart only in suspend
+FULL_VERIFY_EVERY_S = 3600.0
+SURVIVED_S = 125.0
+PATIENCE_S = 5.0
+_BUSY_AGAIN_S = 2.0
+_NOT_BEFORE_S = 1.0  # should an action not have had its effect, it is not begun again at once
+_LONGEST_PAUSE_S = 60.0
+_EXTEND_S = 30.0
+_STOP_S = 150.0
+ITSELF = "jouled"
+
+CheckRequest = Callable[[Mapping[str, Any]], Config]
+
+
+class Loop:
+    """Looks, decides, acts. `door` leads to a worker, `check` makes a request's configuration (ConfigError)."""
+
+    def __init__(
+        self, site: Site, door: Door, check: CheckRequest, notifier: Notifier, *, journal_fields: bool = False
+    ) -> None:
+        self.site = site
+        self.config = site.config
+        self.outlook = Outlook(site, journal_fields=journal_fields)
+        self.fanout = Fanout()
+        self.running: Job | None = None
+        self.lock = asyncio.Lock()
+        self._door = door
+        self._check = check
+        self._notifier = notifier
+        self._clock = site.host.clock
+        self._stop = asyncio.Event()
+        self._is_dirty = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._action: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._look_due_s = 0.0
+        self._full_due_s = self._clock.monotonic_s() + FULL_VERIFY_EVERY_S
+        self._apart_s = self._clock.boottime_s() - self._clock.monotonic_s()
+        self._pending: tuple[object, float] | None = None
+        self._deaths: dict[str, str] = {}
+
+    # --- the whole ----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until `stop` or SIGTERM; the board is then as the configuration's `on_stop` says."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        try:
+            self._begin()
+            self._notifier.ready()
+            while not self._stop.is_set():
+                self._tick()
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._is_dirty.wait(), TICK_S)
+            await self._end()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+            self.fanout.close()
+
+    def stop(self) -> None:
+        """End soon."""
+        self._stop.set()
+        self.wake()
+
+    def wake(self) -> None:
+        """Look again now: something has changed."""
+        self._look_due_s = 0.0
+        self._is_dirty.set()
+
+    def _begin(self) -> None:
+        try:
+            self.outlook.warnings = self.outlook.requests.mend(rotate_above_bytes=1 << 20)
+        except StateError as error:
+            log.error("%s", error)
+            self.outlook.warnings = (str(error),)
+        self.look()
+
+    def _tick(self) -> None:
+        self._notifier.alive()
+        self._is_dirty.clear()
+        now_s = self._clock.monotonic_s()
+        apart_s = self._clock.boottime_s() - now_s
+        if abs(apart_s - self._apart_s) > RESUMED_S:
+            log.info("the board was suspended or has booted (%.0f s): verify now", apart_s - self._apart_s)
+            self._look_due_s = 0.0
+        self._apart_s = apart_s
+        if self._is_acting():
+            return
+        if now_s >= self._look_due_s or self._is_due():
+            self.look()
+            self._act()
+
+    def _is_acting(self) -> bool:
+        return self._action is not None or self.lock.locked()
+
+    def _is_due(self) -> bool:
+        due_wall_s = self.outlook.verdict.next.due_wall_s
+        return due_wall_s is not None and self._clock.wall_s() >= due_wall_s
+
+    def look(self) -> Verdict:
+        """See how everything is and decide."""
+        self.outlook.look(is_board_ours=self.running is not None)
+        pause_s = self.config.keep.verify_interval_s
+        if self.outlook.holder:
+            pause_s = min(pause_s, _BUSY_AGAIN_S)
+        self._look_due_s = self._clock.monotonic_s() + pause_s
+        if not self.outlook.mismatches and self.outlook.memory.contested:
+            self.outlook.memory = replace(self.outlook.memory, contested=False, applies_s=())
+        verdict = self.outlook.decide(job_phase=None if self.running is None else self.running.phase)
+        self._notifier.status(self._line())
+        return verdict
+
+    def _line(self) -> str:
+        status = self.outlook.status(None)
+        if self.running is not None:
+            return f"{status.state.value}: job {self.running.id}"
+        if status.in_force is None:
+            return f"{status.state.value}: the board cannot be read"
+        right = "verified" if status.in_force.verified else f"{len(status.mismatches)} knobs differ"
+        return f"{status.state.value}: {mode_name(status.in_force.mode)} ({status.in_force.source.value}), {right}"
+
+    # --- by itself ----------------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        """Begin what the verdict says, if nothing is under way."""
+        if self.running is not None:
+            return
+        verdict = self.outlook.verdict
+        self.outlook.memory = replace(self.outlook.memory, contested=self.outlook.memory.contested or verdict.contested)
+        if verdict.do is not Do.NOTHING:
+            self._spawn_action(self._carry_out(verdict))
+        elif self._is_idle() and self._wants_full_verify():
+            self._spawn_action(self._verify_fully())
+        elif self._is_idle():
+            self.settle_jobs()
+
+    def _is_idle(self) -> bool:
+        facts = self.outlook.facts(job_phase=None)
+        return not (facts.holder or facts.has_snapshot or facts.switched_off or facts.memory.stuck)
+
+    def _spawn_action(self, work: Any) -> None:
+        self._action = asyncio.get_running_loop().create_task(self._guarded(work))
+
+    async def _guarded(self, work: Any) -> None:
+        try:
+            async with self.lock:
+                await work
+            self._failures = 0
+            again_s = self._clock.monotonic_s() + _NOT_BEFORE_S
+            self._remember(stuck=False, retry_s=again_s, trouble="")
+        except (WorkerBusy, Conflict) as error:
+            self._remember(retry_s=self._clock.monotonic_s() + _BUSY_AGAIN_S, trouble=str(error))
+        except JouledError as error:
+            self._note_failure(error)
+        finally:
+            self._action = None
+            self.wake()
+
+    def _note_failure(self, error: JouledError) -> None:
+        log.error("%s: %s", self.outlook.verdict.do.value, error)
+        is_stuck = isinstance(error, Failed) and error.kind == "StuckError"
+        pause_s = STUCK_EVERY_S if is_stuck else min(_LONGEST_PAUSE_S, 2.0**self._failures)
+        self._failures += 1
+        self._remember(
+            stuck=is_stuck, retry_s=self._clock.monotonic_s() + pause_s, trouble=f"{error}" + _to_do(error.hint)
+        )
+
+    def _remember(self, **changes: Any) -> None:
+        self.outlook.memory = replace(self.outlook.memory, **changes)
+
+    async def _carry_out(self, verdict: Verdict) -> None:
+        if verdict.do is Do.RESTORE:
+            await self.ask({"command": "restore", "who": ITSELF})
+        elif verdict.do is Do.RETUNE:
+            self._remember(tried=self.outlook.memory.tried | {verdict.cause})
+            await self.begin_job({}, f"{ITSELF} ({verdict.cause})")
+        elif verdict.do is Do.APPLY_REFERENCE:
+            await self.put("reference", verdict.why, ITSELF)
+        else:
+            now_s = self._clock.monotonic_s()
+            self._remember(applies_s=(*self.outlook.memory.recent(now_s), now_s))
+            self.outlook.reapplies += verdict.why == "mismatch"
+            await self.put(self._wanted_target(), verdict.why, ITSELF)
+
+    def _wanted_target(self) -> str:
+        """`winner`, or the name of a mode that was applied by hand and is wanted again."""
+        wanted, winner = self.outlook.known.applied, self.outlook.known.winner
+        if wanted is None or winner is None or wanted.decision_id == winner.decision_id:
+            return Source.WINNER.value
+        return mode_name(wanted.candidate.mode)
+
+    def _wants_full_verify(self) -> bool:
+        now_s = self._clock.monotonic_s()
+        pending = self.outlook.known.pending
+        if pending is None:
+            self._pending = None
+        elif self._pending is None or self._pending[0] != pending:
+            self._pending = (pending, now_s + SURVIVED_S)
+        if self._pending is not None and now_s >= self._pending[1]:
+            self._pending = (pending, float("inf"))
+            return True
+        return now_s >= self._full_due_s
+
+    async def _verify_fully(self) -> None:
+        await self.verify_fully()
+
+    async def verify_fully(self) -> Mapping[str, Any]:
+        """The worker's look at every knob. Raises as `ask`."""
+        self._full_due_s = self._clock.monotonic_s() + FULL_VERIFY_EVERY_S
+        result = await self.ask({"command": "verify"})
+        self.outlook.full = FullVerify(self._clock.wall_s(), tuple(map(str, result.get("mismatches", ()))))
+        return result
+
+    # --- the worker ---------------------------------------------------------------------------------------
+
+    async def ask(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Have a short command carried out. Raises WorkerBusy, Unavailable, Failed, and what `error_of` makes."""
+        return await ask(self._door, command, patience_s=PATIENCE_S)
+
+    async def put(self, target: str, why: str, who: str) -> Mapping[str, Any]:
+        """Have `target` put in force; a verified apply is a full verify. Raises as `ask`."""
+        result = await self.ask({"command": "apply", "target": target, "why": why, "who": who})
+        self.outlook.full = FullVerify(self._clock.wall_s())
+        self._full_due_s = self._clock.monotonic_s() + FULL_VERIFY_EVERY_S
+        return result
+
+    async def begin_job(self, request: Mapping[str, Any], who: str) -> str:
+        """A worker that listens has the request, and it is on the disk; the job's id. Raises as `ask`, StateError."""
+        conversation = await converse(self._door, patience_s=PATIENCE_S)
+        job = uuid.uuid4().hex[:12]
+        try:
+            self.keep_request("retune", who, job=job, request=dict(request))
+            await conversation.send({"command": "tune", "job": job, "who": who, "request": dict(request)})
+        except JouledError:
+            await conversation.close()
+            raise
+        self.running = Job(job, who, conversation, self._clock.wall_s())
+        self.look()
+        task = asyncio.get_running_loop().create_task(self._follow(self.running))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self.wake()
+        return job
+
+    def keep_request(self, verb: str, who: str, **more: Any) -> None:
+        """On the disk when it returns. Raises StateError: then nothing may be done."""
+        line = {"event": "request", "verb": verb, "wall_s": self._clock.wall_s(), "who": who, **more}
+        self.outlook.requests.append(line)
+        log.info("%s asked by %s", verb, who)
+
+    async def _follow(self, job: Job) -> None:
+        await job.follow(self._publish)
+        if job.finished is None:
+            self._deaths[job.id] = job.trouble or "the worker ended"
+        self.running = None
+        self.outlook.full = None
+        self.outlook.history.follow()
+        self._remember(contested=False, applies_s=(), retry_s=0.0)
+        self.wake()
+
+    def _publish(self, event: Mapping[str, Any]) -> None:
+        if event.get("event") == "phase" and event.get("phase") == "watch":
+            self.wake()
+        self.fanout.publish(event)
+
+    def settle_jobs(self) -> None:
+        """Jobs that never said how they ended, and whose board is put back, were interrupted: write that down."""
+        for entry in self.outlook.left_open():
+            text = self._deaths.pop(entry.job, "")
+            reason = {"code": None if text else "daemon_gone", "text": text or "the daemon went while it ran"}
+            ended = {"job": entry.job, "wall_s": self._clock.wall_s(), "outcome": "interrupted", "reason": reason}
+            try:
+                self.outlook.requests.append({"event": "ended", **ended})
+            except StateError as error:
+                log.error("%s", error)
+                return
+            log.warning("job %s was interrupted: %s", entry.job, reason["text"])
+            self.outlook.history.follow()
+            error_text = {"kind": "Interrupted", "text": reason["text"], "hint": "jouled retune", "exit_code": 11}
+            self.fanout.publish(
+                {"v": 1, "event": "finished", "job": entry.job, "ok": False, "result": ended, "error": error_text}
+            )
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    async def _end(self) -> None:
+        self._notifier.stopping()
+        ending = asyncio.get_running_loop().create_task(self._leave())
+        while not ending.done():
+            self._notifier.alive()
+            self._notifier.extend(_EXTEND_S)
+            await asyncio.wait({ending}, timeout=TICK_S)
+        ending.result()
+
+    async def _leave(self) -> None:
+        """Cancel the job and hear it out; then the reference, where `on_stop` wants it."""
+        if self.running is not None:
+            with suppress(Unavailable):
+                await self.running.cancel("daemon_gone")
+        working = {*self._tasks, *({self._action} if self._action is not None else ())}
+        if working:
+            await asyncio.wait(working, timeout=_STOP_S)
+        self.running = None
+        self.outlook.look(is_board_ours=False)
+        if on_stop(self.outlook.facts(job_phase=None), self.config) is not Do.APPLY_REFERENCE:
+            return
+        try:
+            command = {"command": "apply", "target": "reference", "why": "stop", "who": ITSELF}
+            await ask(self._door, command, patience_s=0.0)
+        except JouledError as error:
+            log.warning("the reference was not applied at the end (the system may be going down): %s", error)
+
+
+def _to_do(hint: str) -> str:
+    return f"; {hint}" if hint else ""

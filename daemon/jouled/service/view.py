@@ -1,0 +1,215 @@
+"""The board as the daemon sees it: discovered once, looked at often, never written.
+
+Discovery is done anew only when something that it rests on has changed: the boot, the stock conf, nvpmodel's mode, the
+set of cores that are online, the GPU's devfreq device.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jouled.board.applied import Applied
+from jouled.board.board import Board, discover, fingerprint
+from jouled.board.clocks import read_clocks
+from jouled.board.discover import CPU_ROOT, DEVFREQ_ROOT
+from jouled.board.host import Host
+from jouled.board.knobs import STATUS_PATH, Knobs, read_knobs
+from jouled.board.nvpmodel import CONF_PATH
+from jouled.board.rails import Ina3221Meter, find_meter
+from jouled.board.snapshot import boot_id, read_origin
+from jouled.board.target import ClocksPolicy, Target, target_of
+from jouled.board.thermal import ThermalSensors
+from jouled.board.verify import compare, effective_emc_hz
+from jouled.config import Config
+from jouled.errors import ApplyError, JouledError, SysfsError
+from jouled.state import BoardInfo, Readings, Source
+from jouletune.space import PowerMode
+
+log = logging.getLogger(__name__)
+
+_Signature = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One comparison: what should be in force, and each knob that is not so."""
+
+    source: Source
+    mode: PowerMode
+    policy: str
+    mismatches: tuple[str, ...]
+    unknown: int
+
+
+class View:
+    """One board. `board` None: it could not be read at the last look, and `trouble` says why."""
+
+    def __init__(self, host: Host, config: Config) -> None:
+        self._host = host
+        self._config = config
+        self._signature: _Signature | None = None
+        self._targets: dict[tuple[PowerMode, str, str], Target] = {}
+        self._home: Knobs | None = None
+        self._thermal: ThermalSensors | None = None
+        self._meter: Ina3221Meter | None = None
+        self._errors: dict[str, int] = {}
+        self.board: Board | None = None
+        self.marks: dict[str, str] | None = None
+        self.boot_id = ""
+        self.trouble = ""
+        self.discoveries = 0
+
+    # --- who it is ----------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """See whether it is still the board that was discovered. Raises nothing: `trouble` says what is wrong."""
+        try:
+            signature = self._sign()
+            if signature != self._signature or self.board is None:
+                self._discover()
+            self._signature = signature
+            self.trouble = ""
+        except JouledError as error:
+            if str(error) != self.trouble:
+                log.warning("the board cannot be read: %s", error)
+            self.trouble, self.board, self.marks, self._signature = str(error), None, None, None
+
+    def _sign(self) -> _Signature:
+        sysfs = self._host.sysfs
+        self.boot_id = boot_id(sysfs)
+        parts: list[object] = [self.boot_id, sysfs.read(f"{CPU_ROOT}/online")]
+        for path in (CONF_PATH, STATUS_PATH):
+            try:
+                found = os.stat(sysfs.real(path))
+                parts.append((found.st_ino, found.st_mtime_ns, found.st_size))
+            except OSError as error:
+                parts.append(error.errno)
+        if self.board is not None and self.board.domains.gpu is None:
+            parts.append(tuple(sysfs.glob(f"{DEVFREQ_ROOT}/*")))
+        return tuple(parts)
+
+    def _discover(self) -> None:
+        self.discoveries += 1
+        self._targets.clear()
+        self._home, self._thermal, self._meter = None, None, None
+        self.board = discover(self._host, self._config.board.base_mode)
+        self.marks = fingerprint(self.board, self._config.board.external_w)
+
+    def info(self) -> BoardInfo | None:
+        """For show."""
+        if self.board is None:
+            return None
+        identity = self.board.identity
+        return BoardInfo(
+            self.board.file.name,
+            identity.model,
+            identity.module,
+            identity.carrier,
+            identity.soc,
+            identity.l4t,
+            self.board.base_mode.name,
+        )
+
+    # --- whether it is as it should be --------------------------------------------------------------------
+
+    def look(self, applied: Applied | None, *, source: Source) -> Look | None:
+        """Compare every knob with `applied`, None: with the reference. None where the board cannot be read."""
+        board = self.board
+        if board is None:
+            return None
+        mode, policy = board.reference, ClocksPolicy.CAPPED
+        if applied is not None:
+            mode, policy = applied.candidate.mode, ClocksPolicy(applied.policy)
+        try:
+            target = self._target(board, mode, policy, applied)
+            found = compare(self._host.sysfs, board, target)
+        except (ApplyError, SysfsError) as error:
+            return Look(source, mode, policy.value, (str(error),), 0)
+        return Look(source, target.mode, policy.value, found.mismatches, len(found.unknown))
+
+    def _target(self, board: Board, mode: PowerMode, policy: ClocksPolicy, applied: Applied | None) -> Target:
+        key = (mode, policy.value, "" if applied is None else f"{applied.decision_id} {applied.wall_s}")
+        target = self._targets.get(key)
+        if target is None:
+            home = self._reference_home(board) if applied is None else applied.home
+            target = self._targets[key] = target_of(board, home, mode, policy)
+        return target
+
+    def _reference_home(self, board: Board) -> Knobs:
+        """What rest means in the reference: as found before the first write ever, else as it is now."""
+        if self._home is None:
+            origin = None
+            try:
+                origin = read_origin(self._host.state_dir)
+            except JouledError as error:
+                log.warning("what rest means is taken from the board: %s", error)
+            is_same = origin is not None and origin.base_mode == board.base_mode.name
+            self._home = origin.knobs if origin is not None and is_same else read_knobs(self._host.sysfs, board.domains)
+        return self._home
+
+    # --- its sensors --------------------------------------------------------------------------------------
+
+    def readings(self, wall_s: float) -> Readings:
+        """All sensors, now. What gives no value is left out and counted."""
+        board = self.board
+        if board is None:
+            return Readings(wall_s, sensor_errors=dict(self._errors))
+        if self._thermal is None:
+            self._thermal = ThermalSensors(self._host.sysfs)
+        state = self._thermal.read()
+        return Readings(
+            wall_s,
+            rail_power_w=self._rails_w(board),
+            clock_hz=self._clocks_hz(board),
+            clock_cap_hz=self._caps_hz(board),
+            temperature_c=dict(state.zones_c),
+            throttle_events=dict(state.over_current),
+            sensor_errors=dict(self._errors),
+        )
+
+    def _rails_w(self, board: Board) -> Mapping[str, float]:
+        try:
+            if self._meter is None:
+                rails = self._config.board.total_rails or board.file.total_rails
+                self._meter = find_meter(
+                    self._host.sysfs, rails, coverage=board.file.coverage, averaging_s=board.file.rail_averaging_s
+                )
+            found = self._meter.read()
+        except JouledError as error:
+            self._count("rails", error)
+            return {}
+        return {rail.name: volts * amperes for rail, (volts, amperes) in zip(self._meter.rails, found, strict=True)}
+
+    def _clocks_hz(self, board: Board) -> Mapping[str, int]:
+        try:
+            found = read_clocks(self._host.sysfs, board.domains)
+        except SysfsError as error:
+            self._count("clocks", error)
+            return {}
+        named = {"cpu": found.cpu_hz, "gpu": found.gpu_hz, "emc": found.emc_hz}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def _caps_hz(self, board: Board) -> Mapping[str, int]:
+        sysfs, domains = self._host.sysfs, board.domains
+        caps: dict[str, int] = {}
+        try:
+            cpu_khz = [
+                sysfs.read_int(f"{path}/scaling_max_freq") for path, _ in domains.cpu.policies if sysfs.exists(path)
+            ]
+            if cpu_khz:
+                caps["cpu"] = max(cpu_khz) * 1000
+            if domains.gpu is not None:
+                caps["gpu"] = sysfs.read_int(f"{domains.gpu.path}/max_freq")
+            if domains.emc is not None:
+                cap_hz = effective_emc_hz(sysfs.read(domains.emc.cap_path), domains.emc.table_hz)
+                caps |= {} if cap_hz is None else {"emc": cap_hz}
+        except SysfsError as error:
+            self._count("caps", error)
+        return caps
+
+    def _count(self, sensor: str, error: JouledError) -> None:
+        log.debug("%s: %s", sensor, error)
+        self._errors[sensor] = self._errors.get(sensor, 0) + 1
