@@ -1,0 +1,223 @@
+"""`jouled status` for people: within 80 columns and 24 lines, the most important first."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jouled.cli.output import WIDTH, mode_text, percent, quantity
+from jouletune.space import PowerMode
+
+HEIGHT = 23  # and a line for the shell's prompt
+_LABEL = 10
+_MOST_MISMATCHES = 3
+_MOST_LINES_EACH = 3
+
+Record = Mapping[str, Any]
+
+_STATES = {
+    "idle": "idle",
+    "waiting": "waiting",
+    "tuning": "tuning: a job turns the knobs and measures",
+    "watching": "watching: the job's winner is in force, on trial",
+    "held": "held: the board went down twice in a row, no knob is written",
+    "contested": "contested: something else changes the knobs",
+    "stuck": "stuck: a process hangs in the kernel, no knob is written",
+    "paused": "paused: the board's own mode is in force",
+    "disabled": "disabled: no knob is ever written",
+    "observe": "observing: no knob is ever written",
+}
+
+
+def status_text(status: Record, now_s: float) -> str:
+    """What is in force, since when, what it saves, whether it holds, what happens next, what to do.
+
+    `status` as /v1/status gives it; `now_s`: Unix time.
+    """
+    facts = [
+        ("state", _state(status, now_s)),
+        ("in force", _in_force(status, now_s)),
+        ("saves", _saves(status)),
+        ("holds", _holds(status, now_s)),
+        *(("wrong", text) for text in _few(status["mismatches"], _MOST_MISMATCHES, "knobs")),
+        ("winner", _winner(status)),
+        ("job", _job(status, now_s)),
+        ("last job", _last_job(status, now_s)),
+        ("next", _next(status, now_s)),
+        ("to do", status["to_do"] or "nothing"),
+    ]
+    lines = [line for word, text in facts if text for line in _said(word, text)]
+    return "\n".join([_title(status), *lines, *_remarks(status, HEIGHT - 1 - len(lines))][:HEIGHT])
+
+
+def _said(word: str, text: str) -> list[str]:
+    head = f"  {word:{_LABEL}}"
+    lines = textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_on_hyphens=False,
+        max_lines=_MOST_LINES_EACH,
+        placeholder=" …",
+    )
+    return lines or [head.rstrip()]
+
+
+def _few(texts: Sequence[str], most: int, what: str) -> list[str]:
+    """The first of many, and how many more there are."""
+    shown = list(texts[:most])
+    return shown + ([f"and {len(texts) - most} more {what}: jouled status --json"] if len(texts) > most else [])
+
+
+def _title(status: Record) -> str:
+    board = status["board"]
+    if board is None:
+        return "jouled: the board cannot be read"
+    l4t = f", L4T {board['l4t']}" if board["l4t"] else ""
+    return textwrap.shorten(f"{board['model'] or board['name']}, {board['base_mode']}{l4t}", WIDTH, placeholder=" …")
+
+
+def ago(seconds: float) -> str:
+    """A length of time in one unit, as people say it."""
+    seconds = max(0.0, seconds)
+    for unit_s, unit, enough in ((86_400, "d", 2 * 86_400), (3_600, "h", 5_400), (60, "min", 90)):
+        if seconds >= enough:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def when(wall_s: float, now_s: float) -> str:
+    """Local time: the hour today, else the day too."""
+    at, now = time.localtime(wall_s), time.localtime(now_s)
+    return time.strftime("%H:%M" if at[:3] == now[:3] else "%a %d %b %H:%M", at)
+
+
+def _since(wall_s: float, now_s: float) -> str:
+    return f"since {when(wall_s, now_s)}, {ago(now_s - wall_s)}"
+
+
+def _state(status: Record, now_s: float) -> str:
+    text = _STATES.get(status["state"]) or str(status["state"])
+    until_s = status["paused_until_wall_s"]
+    if status["state"] == "paused":
+        text += " until further notice" if until_s is None else f" until {when(until_s, now_s)}"
+    return f"{text} ({_since(status['since_wall_s'], now_s)})"
+
+
+def _mode(found: Record) -> str:
+    return f"{mode_text(PowerMode(**found['mode']))}, {found['policy']}"
+
+
+def _in_force(status: Record, now_s: float) -> str:
+    found = status["in_force"]
+    if found is None:
+        return "not known"
+    source = {"winner": "the winner", "reference": "the board's own mode", "other": "a mode chosen by hand"}
+    since_s = found["since_wall_s"]
+    since = "" if since_s is None else f" ({_since(since_s, now_s)})"
+    return f"{source[found['source']]}: {_mode(found)}{since}"
+
+
+def _saves(status: Record) -> str:
+    found, winner = status["in_force"], status["winner"]
+    if found is None or found["source"] != "winner" or winner is None or winner["saving_ratio"] is None:
+        return ""
+    ratio = winner["saving_ratio"]
+    text = f"{percent(ratio)} of the energy per inference" if ratio >= 0 else f"nothing: {percent(-ratio)} more energy"
+    if winner["saving_interval"] is not None:
+        low, high = winner["saving_interval"]
+        text += f" (95 %: {percent(low)} to {percent(high)})"
+    return f"{text}; {_numbers(winner)}".rstrip("; ")
+
+
+def _numbers(winner: Record) -> str:
+    reference, applied = winner["reference"], winner["applied"]
+    if reference is None or applied is None:
+        return ""
+    parts = [f"{quantity(reference['energy_j'], 'J')} -> {quantity(applied['energy_j'], 'J')}"]
+    if applied["latency_upper_s"] is not None:
+        bound_s = winner["latency_bound_s"]
+        bound = "" if bound_s is None else f", bound {quantity(bound_s, 's')}"
+        upper = quantity(applied["latency_upper_s"], "s")
+        parts.append(f"latency p{winner['latency_percentile']:g} at most {upper}{bound}")
+    return ", ".join(parts)
+
+
+def _holds(status: Record, now_s: float) -> str:
+    found = status["in_force"]
+    if found is None:
+        return "not known"
+    seen_s, full_s = found["last_verify_wall_s"], found["last_full_verify_wall_s"]
+    if status["mismatches"]:
+        count = len(status["mismatches"])
+        seen = "" if seen_s is None else f", read back {ago(now_s - seen_s)} ago"
+        return f"no: {count} {'knob is' if count == 1 else 'knobs are'} wrong{seen}"
+    if seen_s is None:
+        return "not read back yet"
+    if not found["verified"]:
+        return f"not known, read back {ago(now_s - seen_s)} ago"
+    text = f"yes, read back {ago(now_s - seen_s)} ago"
+    if full_s is not None:
+        return f"{text}; what only root may read, {ago(now_s - full_s)} ago"
+    return text + (f"; {found['unknown']} knobs only root may read" if found["unknown"] else "")
+
+
+def _winner(status: Record) -> str:
+    found, winner = status["in_force"], status["winner"]
+    if winner is None:
+        return "none yet" if status["job"] is None else ""
+    if winner["stale"]:
+        return f"stale, not applied: {winner['stale']}"
+    if found is not None and found["source"] == "winner":
+        return ""
+    return f"{_mode(winner)}, not in force"
+
+
+def _job(status: Record, now_s: float) -> str:
+    job = status["job"]
+    if job is None:
+        return ""
+    text = f"{job['id']} of {job['who']}: {job['phase']}, {job['trials']} trials"
+    if job["eta_wall_s"] is not None:
+        left_s = job["eta_wall_s"] - now_s
+        text += f", about {ago(left_s)} to go" if left_s > 0 else ", longer than was expected"
+    return f"{text} ({_since(job['started_wall_s'], now_s)})"
+
+
+def _last_job(status: Record, now_s: float) -> str:
+    job = status["last_job"]
+    if job is None:
+        return ""
+    ended_s = job["ended_wall_s"]
+    text = f"{job['id']} {job['outcome']}" + ("" if ended_s is None else f", {ago(now_s - ended_s)} ago")
+    return text if job["outcome"] == "tuned" or not job["reason_text"] else f"{text}: {job['reason_text']}"
+
+
+def _next(status: Record, now_s: float) -> str:
+    found = status["next"]
+    if not found["text"]:
+        return ""
+    due_s = found["due_wall_s"]
+    if due_s is None:
+        return str(found["text"])
+    return f"{found['text']}, {'now' if due_s <= now_s else 'in ' + ago(due_s - now_s)}"
+
+
+def _remarks(status: Record, room: int) -> list[str]:
+    """What else there is to say, as far as it fits."""
+    remarks = [("warning", text) for text in status["warnings"]]
+    if status["quarantined"]:
+        remarks.append(("set aside", f"{status['quarantined']} power modes are not tried again: jouled modes"))
+    if not status["journal_fields"]:
+        remarks.append(("journal", "plain lines only: python3-systemd is not installed"))
+    lines: list[str] = []
+    for count, (word, text) in enumerate(remarks):
+        more = _said(word, text)
+        is_last = count == len(remarks) - 1
+        if len(lines) + len(more) > room - (0 if is_last else 1):
+            return [*lines, *_said("", f"and {len(remarks) - count} more: jouled status --json")][:room]
+        lines += more
+    return lines
