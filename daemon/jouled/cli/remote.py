@@ -14,7 +14,7 @@ from jouled.cli.client import SOCKET, AnsweredError, Client, Record
 from jouled.cli.output import percent, quantity
 from jouled.cli.progress import Progress
 from jouled.cli.status import status_text, when
-from jouled.errors import JouledError, UnreachableError
+from jouled.errors import JouledError, NotPermittedError, UnreachableError
 from jouled.job.events import encode
 from jouled.job.result import EXIT_CODES
 
@@ -290,3 +290,30 @@ def _side_text(name: str, side: Mapping[str, Any] | None) -> str:
 
 def _texts(found: Sequence[str] | None) -> Sequence[str]:
     return found or ()
+
+
+# --- which ---------------------------------------------------------------------------------------------------
+
+_VERBS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "status": status,
+    "retune": retune,
+    "cancel": cancel,
+    "apply": apply,
+    "verify": verify,
+    "rollback": rollback,
+    "history": history,
+    "pause": pause,
+    "forget": forget,
+}
+
+
+def ask(arguments: argparse.Namespace) -> int:
+    """Have the service do it; verify and forget are done here where there is none to be reached."""
+    try:
+        return _VERBS[arguments.verb](arguments)
+    except (UnreachableError, NotPermittedError):
+        if arguments.verb not in ("verify", "forget") or arguments.socket is not None:
+            raise
+    from jouled.cli import verbs
+
+    return verbs.verify(arguments) if arguments.verb == "verify" else verbs.forget(arguments)
