@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from jouled.cli.arguments import make_parser
+from jouled.cli.service_arguments import is_for_service
 from jouled.errors import JouledError
 from jouletune.errors import JouletuneError
 
@@ -43,6 +44,14 @@ def _run(arguments: argparse.Namespace) -> int:
         from jouled.cli.tune import tune
 
         return tune(arguments)
+    if is_for_service(arguments):
+        from jouled.cli.remote import ask
+
+        return ask(arguments)
+    if verb in ("apply", "rollback"):
+        from jouled.cli import worker as doing
+
+        return doing.apply(arguments) if verb == "apply" else doing.rollback(arguments)
     if verb == "check-config":
         from jouled.cli.check import check_config
 

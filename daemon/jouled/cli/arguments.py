@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jouled import __version__
+from jouled.cli.service_arguments import add_service_verbs
 
 EXIT_CODES = """\
 exit codes: 0 done (tuned, no_gain)   1 error            2 usage or configuration   3 no_feasible
@@ -150,6 +151,7 @@ def make_parser() -> argparse.ArgumentParser:
     check.add_argument("--print", action="store_true", dest="show", help="each value and where it came from")
     _output_options(check)
     _service_verbs(verbs)
+    add_service_verbs(verbs, _board_options, _output_options)
     virtual = verbs.add_parser("virtual", help="do to a virtual board what happens to a real one")
     actions = virtual.add_subparsers(dest="action", metavar="ACTION", required=True)
     reboot = actions.add_parser("reboot", help="boot it again through NVIDIA's stock path")
