@@ -85,7 +85,7 @@ ROWS: dict[str, tuple[Facts, Mapping[str, Any], State, Do, str]] = {
         Do.NOTHING,
         "",
     ),
-    "the watch is a state of its own": (_facts(job_phase="watch"), {}, State.WATCHING, Do.NOTHING, ""),
+    "the watch is a state of its own": (_facts(job_phase="watching"), {}, State.WATCHING, Do.NOTHING, ""),
     "the kill switch forbids every write": (
         _kept(OLD, switched_off="off", has_snapshot=True, mismatches=WRONG),
         {},

@@ -7,13 +7,13 @@ answered when it is done. Who may ask was settled before.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from typing import Any
 
 from jouled.board.modename import mode_name, parse_mode_name
 from jouled.board.pending import Standing
-from jouled.errors import BusyError, ConfigError, UsageError
+from jouled.errors import ConfigError, JouledError, UsageError
 from jouled.service.keeper import Do, Pause
 from jouled.service.loop import Loop
 from jouled.service.requests import delete_pause, write_pause
@@ -241,8 +241,10 @@ class Service(Loop):
                 write_pause(self.site.host.state_dir, Pause(until_wall_s, str(peer)))
             verdict = self.look()
             if verdict.do in (Do.APPLY_REFERENCE, Do.APPLY_WINNER):
-                with suppress(BusyError):  # then it is done by itself, as soon as the board is free
+                try:
                     await self._carry_out(verdict)
+                except JouledError as error:  # the pause stands, and what it asks for is tried again by itself
+                    self._note_failure(error)
                 self.look()
         status = self.status()
         return {

@@ -27,9 +27,12 @@ _Signature = tuple[int, int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the files say. `damaged` names those that say nothing any more, `troubles` has a sentence for each."""
+    """What the files say. `applied_wall_s`: since when applied.json lies there so; `damaged` names those that say
+    nothing any more, `troubles` has a sentence for each.
+    """
 
     applied: Applied | None = None
+    applied_wall_s: float | None = None
     winner: Applied | None = None
     pending: Pending | None = None
     quarantine: Quarantine = field(default_factory=Quarantine)
@@ -70,6 +73,8 @@ class Files:
             if trouble:
                 troubles[name] = trouble
         values["quarantine"] = values["quarantine"] or Quarantine()
+        signature = self._kept["applied"][0]
+        values["applied_wall_s"] = None if signature is None else signature[1] / 1e9
         has_snapshot = os.path.lexists(snapshot_path(state_dir))
         return Known(
             **values, has_snapshot=has_snapshot, damaged=frozenset(troubles), troubles=tuple(troubles.values())

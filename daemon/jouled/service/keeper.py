@@ -139,7 +139,7 @@ def decide(facts: Facts, config: Config) -> Verdict:
 
 def _decide(facts: Facts, config: Config) -> Verdict:
     if facts.job_phase is not None:
-        return Verdict(State.WATCHING if facts.job_phase == "watch" else State.TUNING)
+        return Verdict(State.WATCHING if facts.job_phase == "watching" else State.TUNING)
     if facts.switched_off:
         return Verdict(State.DISABLED, to_do=facts.switched_off, stale=_stale_text(facts, config))
     if config.mode == "observe":

@@ -48,7 +48,14 @@ class Loop:
     """Looks, decides, acts. `door` leads to a worker, `check` makes a request's configuration (ConfigError)."""
 
     def __init__(
-        self, site: Site, door: Door, check: CheckRequest, notifier: Notifier, *, journal_fields: bool = False
+        self,
+        site: Site,
+        door: Door,
+        check: CheckRequest,
+        notifier: Notifier,
+        *,
+        journal_fields: bool = False,
+        tick_s: float = TICK_S,
     ) -> None:
         self.site = site
         self.config = site.config
@@ -60,6 +67,7 @@ class Loop:
         self._check = check
         self._notifier = notifier
         self._clock = site.host.clock
+        self._tick_s = tick_s
         self._stop = asyncio.Event()
         self._is_dirty = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,7 +92,7 @@ class Loop:
             while not self._stop.is_set():
                 self._tick()
                 with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._is_dirty.wait(), TICK_S)
+                    await asyncio.wait_for(self._is_dirty.wait(), self._tick_s)
             await self._end()
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -108,6 +116,8 @@ class Loop:
             log.error("%s", error)
             self.outlook.warnings = (str(error),)
         self.look()
+        if self.outlook.view.board is None:
+            self._full_due_s = self._clock.monotonic_s()  # the worker may see, or make, what we cannot
 
     def _tick(self) -> None:
         self._notifier.alive()
@@ -191,6 +201,7 @@ class Loop:
             self.wake()
 
     def _note_failure(self, error: JouledError) -> None:
+        """Not again at once: after 1 … 60 s, or each 60 s where the worker hangs in the kernel."""
         log.error("%s: %s", self.outlook.verdict.do.value, error)
         is_stuck = isinstance(error, Failed) and error.kind == "StuckError"
         pause_s = STUCK_EVERY_S if is_stuck else min(_LONGEST_PAUSE_S, 2.0**self._failures)
@@ -293,7 +304,7 @@ class Loop:
         self.wake()
 
     def _publish(self, event: Mapping[str, Any]) -> None:
-        if event.get("event") == "phase" and event.get("phase") == "watch":
+        if event.get("event") == "phase" and event.get("phase") == "watching":
             self.wake()
         self.fanout.publish(event)
 
@@ -323,7 +334,7 @@ class Loop:
         while not ending.done():
             self._notifier.alive()
             self._notifier.extend(_EXTEND_S)
-            await asyncio.wait({ending}, timeout=TICK_S)
+            await asyncio.wait({ending}, timeout=self._tick_s)
         ending.result()
 
     async def _leave(self) -> None:

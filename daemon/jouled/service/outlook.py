@@ -198,7 +198,7 @@ class Outlook:
             last_job=self.history.last_job(),
             next=Next() if job is not None else verdict.next,
             to_do=verdict.to_do,
-            paused_until_wall_s=None if known.pause is None else known.pause.until_wall_s,
+            paused_until_wall_s=self._paused_until_wall_s(),
             quarantined=quarantined,
             counters=self.history.counters(reapplies=self.reapplies),
             readings=self._readings,
@@ -208,6 +208,10 @@ class Outlook:
             started_wall_s=self._started_wall_s,
         )
 
+    def _paused_until_wall_s(self) -> float | None:
+        pause = self.known.pause
+        return pause.until_wall_s if pause is not None and self._state is State.PAUSED else None
+
     def _shown_in_force(self) -> InForce | None:
         look, applied = self._look, self._in_force()
         if look is None:
@@ -215,8 +219,8 @@ class Outlook:
         is_right = not self.mismatches
         change = self.history.last_change
         since_wall_s = None if change is None else change.get("wall_s")
-        if since_wall_s is None and applied is not None:
-            since_wall_s = applied.wall_s
+        if applied is not None:
+            since_wall_s = self.known.applied_wall_s
         return InForce(
             source=look.source if is_right else Source.OTHER,
             mode=look.mode,
