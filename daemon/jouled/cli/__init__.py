@@ -60,6 +60,10 @@ def _run(arguments: argparse.Namespace) -> int:
         from jouled.cli import install as service
 
         return service.install(arguments) if verb == "install" else service.uninstall(arguments)
+    if verb == "worker":
+        from jouled.cli.worker import worker
+
+        return worker(arguments)
     from jouled.cli import verbs
 
     run = {

@@ -126,6 +126,18 @@ def _service_verbs(verbs: Any) -> None:
         _output_options(parser)
 
 
+def _worker(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "worker",
+        help="the part that writes power modes; started by systemd or by `jouled run`, not by hand",
+        description="Serves the socket it was started with: one command at a time, one JSON object a line.",
+    )
+    _board_options(parser)
+    parser.add_argument("--fd", metavar="N", type=int, help="serve one command on the socket inherited as N, then end")
+    parser.add_argument("--virtual-workload", metavar="NAME", help="default yolov8s-640")
+    parser.add_argument("--virtual-seed", metavar="N", type=_seed, help="another specimen of the board (default 0)")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(
@@ -146,6 +158,7 @@ def make_parser() -> argparse.ArgumentParser:
     which = forget.add_mutually_exclusive_group(required=True)
     which.add_argument("mode", metavar="MODE", nargs="?", help="as `jouled modes` prints it")
     which.add_argument("--held", action="store_true", help="end the state held, after two boards going down in a row")
+    _worker(verbs)
     check = verbs.add_parser("check-config", help="check the configuration file and print what is in force")
     check.add_argument("--config", metavar="FILE", type=Path, help="default /etc/jouled/config.toml")
     check.add_argument("--print", action="store_true", dest="show", help="each value and where it came from")

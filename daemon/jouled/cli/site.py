@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,13 +40,27 @@ def overrides_of(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def read_config(arguments: argparse.Namespace, *, is_real: bool) -> Config:
-    """The configuration: the file named or, on the machine itself, the one that lies there. Raises ConfigError."""
+    """The configuration: the file named or, on the machine itself, the one that lies there. Raises ConfigError.
+
+    A worker's `arguments` bring the `request` it carries out; or `has_no_config`, where a restore goes without.
+    """
     path: Path | None = arguments.config
-    if path is None and is_real and CONFIG_PATH.exists():
+    if path is None and is_real and CONFIG_PATH.exists() and not getattr(arguments, "has_no_config", False):
         path = CONFIG_PATH
     if path is not None and is_real and os.geteuid() == 0:
         check_owner(path)
-    return load(path, overrides_of(arguments))
+    return load(path, overrides_of(arguments), request=getattr(arguments, "request", None))
+
+
+def tree_of(arguments: argparse.Namespace, real_state_dir: Callable[[], str]) -> tuple[Path, Path]:
+    """(root of the board's files, state folder), for who only reads there: no board is made or opened."""
+    if arguments.virtual is not None:
+        state_dir = arguments.state_dir or state_home() / str(arguments.virtual)
+    elif arguments.table is not None:
+        state_dir = arguments.state_dir or state_home() / f"recorded-{arguments.table.stem}"
+    else:
+        return Path("/"), arguments.state_dir or Path(real_state_dir())
+    return state_dir / TREE, state_dir
 
 
 def open_site(arguments: argparse.Namespace) -> Site:
@@ -83,7 +97,7 @@ def _virtual(arguments: argparse.Namespace) -> Site:
     from jouled.virtual.runner import VirtualRunner
 
     config = read_config(arguments, is_real=False)
-    state_dir = arguments.state_dir or state_home() / str(arguments.virtual)
+    _, state_dir = tree_of(arguments, str)
     workload = getattr(arguments, "virtual_workload", None) or "yolov8s-640"
     with _state_errors(state_dir):
         machine = VirtualMachine(
@@ -112,7 +126,7 @@ def _recorded(arguments: argparse.Namespace) -> Site:
     if arguments.base_mode is not None:
         raise UsageError("--base-mode: a recorded board has one mode only", hint="leave --base-mode out")
     config = read_config(arguments, is_real=False)
-    state_dir = arguments.state_dir or state_home() / f"recorded-{arguments.table.stem}"
+    _, state_dir = tree_of(arguments, str)
     with _state_errors(state_dir):
         machine = RecordedMachine(state_dir / TREE, arguments.table, seed=getattr(arguments, "seed", None) or 0)
     return Site(

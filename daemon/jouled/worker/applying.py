@@ -116,7 +116,7 @@ class _Changing:
 
     def _winner(self) -> _Goal:
         winner = read_winner(self._host.state_dir) or read_applied(self._host.state_dir)
-        if winner is None:
+        if winner is None or winner.decision_id == BY_HAND:
             raise UsageError("there is no winner to apply", hint="jouled tune finds one")
         mode = winner.candidate.mode
         if is_stale(winner, self._marks):

@@ -7,8 +7,9 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from jouled.board.applied import Applied
 from jouled.board.apply import Actuator, Method
 from jouled.board.board import discover, fingerprint
 from jouled.board.lock import hold_board, read_holder
@@ -23,9 +24,11 @@ from jouled.job.cancel import Cancellation
 from jouled.job.events import Sink
 from jouled.job.site import Site
 from jouled.ledger import Ledger
-from jouled.worker.applying import apply_target, rollback
+from jouled.worker.applying import BY_HAND, apply_target, rollback
 from jouled.worker.standing import Enter, mend, no_phase, should_be
-from jouled.workload.runner import Runner
+
+if TYPE_CHECKING:
+    from jouled.workload.runner import Runner
 
 __all__ = ["apply_target", "forget", "restore_board", "rollback", "tune", "verify_board"]
 
@@ -75,7 +78,7 @@ def verify_board(site: Site) -> dict[str, Any]:
     return {
         "board": board.file.name,
         "base_mode": board.base_mode.name,
-        "what": "the reference" if in_force is None else "the winner",
+        "what": _named(in_force),
         "mode": mode_name(wanted.mode),
         "caps": asdict(wanted.mode),
         "policy": wanted.policy.value,
@@ -84,6 +87,12 @@ def verify_board(site: Site) -> dict[str, Any]:
         "is_mask_wrong": found.is_mask_wrong,
         "to_do": to_do,
     }
+
+
+def _named(in_force: Applied | None) -> str:
+    if in_force is None:
+        return "the reference"
+    return "the mode applied by hand" if in_force.decision_id == BY_HAND else "the winner"
 
 
 def _what_jobs_left(site: Site) -> tuple[list[str], str]:

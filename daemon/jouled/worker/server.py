@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jouled import __version__
 from jouled.board.host import Host
@@ -45,8 +45,10 @@ from jouled.worker.protocol import (
     finished,
     hello,
 )
-from jouled.workload.runner import Runner
 from jouletune.errors import JouletuneError
+
+if TYPE_CHECKING:
+    from jouled.workload.runner import Runner
 
 log = logging.getLogger(__name__)
 
