@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,49 @@ def test_link_in_place_of_the_ledger_is_not_followed(ledger: Ledger, tmp_path: P
     with pytest.raises(StateError, match=r"ledger\.jsonl"):
         ledger.read()
     assert (tmp_path / "elsewhere").read_text() == "keep"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_ordinary_file_is_refused_at_once(ledger: Ledger, make: Callable[[Path], None]) -> None:
+    make(ledger.path)
+    for act in (ledger.read, ledger.mend, lambda: ledger.append({"event": "x"})):
+        with pytest.raises(StateError, match=r"ledger\.jsonl: is no ordinary file") as caught:
+            act()
+        assert "mv " in caught.value.hint
+
+
+@pytest.mark.parametrize("depth", [900, 200_000])
+def test_line_nested_beyond_all_measure_is_damage(ledger: Ledger, depth: int) -> None:
+    filled(ledger, 1)
+    with ledger.path.open("a") as file:
+        file.write('{"event": ' + "[" * depth + "]" * depth + "}\n")
+    (damage,) = ledger.read().damaged
+    assert damage.line == 2
+    assert len(ledger.mend()) == 1
+    assert len(ledger.read().events) == 1
+
+
+def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateError, match=r"file/state: cannot be made") as caught:
+        Ledger(tmp_path / "file" / "state").mend()
+    assert "--state-dir" in caught.value.hint
+
+
+def test_full_disk_and_read_only_folder_get_different_hints(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    hints = []
+    for number in (errno.ENOSPC, errno.EROFS):
+
+        def fail(_: int, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(StateError) as caught:
+            ledger.append({"event": "x"})
+        hints.append(caught.value.hint)
+    assert "free some space" in hints[0]
+    assert "--state-dir" in hints[1]
+    assert "space" not in hints[1]
 
 
 def test_large_ledger_makes_room_and_keeps_the_old_one(ledger: Ledger) -> None:

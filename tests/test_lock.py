@@ -125,3 +125,10 @@ def test_lock_file_replaced_meanwhile_excludes_nobody_twice(host: Host) -> None:
         assert (folder(host) / "board.lock").exists()
         with pytest.raises(BusyError), hold_board(host, verb="x"):
             pytest.fail("two hold the board")
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"pid": 1e999}', '{"pid": Infinity}', "garbage"])
+def test_damaged_holder_file_names_nobody(host: Host, text: str) -> None:
+    folder(host).mkdir(parents=True)
+    (folder(host) / "holder.json").write_text(text)
+    assert read_holder(host) is None

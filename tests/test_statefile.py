@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
 
 import pytest
 
-from jouled.board.statefile import read_state, remove_durably, set_aside, write_durably, write_state
+from jouled.board.statefile import (
+    checksum,
+    read_state,
+    remove_durably,
+    set_aside,
+    write_durably,
+    write_hint,
+    write_state,
+)
 from jouled.errors import StateError
 
 SCHEMA = "jouled.test/1"
@@ -175,3 +184,55 @@ def test_content_is_on_the_disk_before_the_name_and_the_name_before_the_return(
     monkeypatch.setattr(os, "replace", watch_replace)
     write(tmp_path / "x.json", name="value")
     assert steps == ["sync .x.json.new", "rename to x.json", f"sync {tmp_path.name}"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200_000,
+        '{"schema": "jouled.test/1", "deep": ' + "[" * 900 + "]" * 900 + "}",
+        '{"schema": "jouled.test/1", "number": NaN}',
+        '{"schema": "jouled.test/1", "number": ' + "9" * 5000 + "}",
+        '{"schema": "\\ud800"}',
+    ],
+)
+def test_json_beyond_all_measure_is_damage(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(StateError, match=r"x\.json") as caught:
+        read(path)
+    assert "mv " in caught.value.hint
+
+
+def test_integer_that_no_float_can_hold_is_named(tmp_path: Path) -> None:
+    body: dict[str, object] = {"schema": SCHEMA, "number": 10**400}
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({**body, "checksum": checksum(body)}))
+    fields = read_state(path, SCHEMA)
+    assert fields is not None
+    with pytest.raises(StateError, match=r"x\.json: number: wanted a number that a float can hold"):
+        fields.number("number")
+
+
+@pytest.mark.parametrize(
+    ("number", "wanted", "unwanted"),
+    [
+        (errno.ENOSPC, "free some space in /var/lib/jouled", "--state-dir"),
+        (errno.EDQUOT, "free some space in /var/lib/jouled", "--state-dir"),
+        (errno.EROFS, "make /var/lib/jouled writable for this user, or name another folder with --state-dir", "free"),
+        (errno.EACCES, "make /var/lib/jouled writable for this user, or name another folder with --state-dir", "free"),
+        (errno.EISDIR, "see what lies in /var/lib/jouled", "free"),
+    ],
+)
+def test_hint_about_a_failed_write_fits_its_cause(number: int, wanted: str, unwanted: str) -> None:
+    hint = write_hint(OSError(number, os.strerror(number)), Path("/var/lib/jouled"))
+    assert wanted in hint
+    assert unwanted not in hint
+
+
+def test_write_below_what_is_no_folder_hints_at_the_place_not_at_space(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateError, match="cannot be written") as caught:
+        write(tmp_path / "file" / "x.json", name="value")
+    assert "space" not in caught.value.hint
+    assert "--state-dir" in caught.value.hint

@@ -10,12 +10,13 @@ import errno
 import json
 import logging
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jouled.board.statefile import checksum, sync_folder, write_durably
+from jouled.board.statefile import checksum, sync_folder, write_durably, write_hint
 from jouled.errors import StateError
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,13 @@ def encode_line(event: Event) -> bytes:
 
 def decode_line(data: bytes) -> dict[str, Any]:
     """The event in one line (without its end). Raises ValueError that says what is wrong."""
-    document = json.loads(data)
+    try:
+        return _checked(json.loads(data))
+    except RecursionError as error:
+        raise ValueError(f"nested beyond all measure: {error}") from error
+
+
+def _checked(document: Any) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ValueError("no JSON object")
     found = document.pop(_SUM, None)
@@ -99,13 +106,24 @@ def _parse(data: bytes) -> Contents:
 
 def _open(path: Path, flags: int) -> int:
     try:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o640)
     except FileNotFoundError:
         raise
+    except IsADirectoryError as error:
+        raise _no_file(path) from error
     except OSError as error:
         raise StateError(
-            f"{path}: cannot be opened: {error.strerror}", hint=f"see what lies at {path} and its rights"
+            f"{path}: cannot be opened: {error.strerror}",
+            hint=f"see what lies at {path} and its rights; or {write_hint(error, path.parent)}",
         ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _no_file(path)
+    return descriptor
+
+
+def _no_file(path: Path) -> StateError:
+    return StateError(f"{path}: is no ordinary file", hint=f"move it away: mv {path} {path}.damaged")
 
 
 def _append(path: Path, data: bytes) -> None:
@@ -125,7 +143,7 @@ def _append(path: Path, data: bytes) -> None:
         except OSError as error:
             os.ftruncate(descriptor, size)
             raise StateError(
-                f"{path}: cannot be written: {error.strerror}", hint=f"free some space in {path.parent}"
+                f"{path}: cannot be written: {error.strerror}", hint=write_hint(error, path.parent)
             ) from error
     finally:
         os.close(descriptor)
@@ -155,7 +173,13 @@ class Ledger:
 
         Returns one sentence for each thing done. May be killed at any point. Raises StateError.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StateError(
+                f"{self.path.parent}: cannot be made: {error.strerror}",
+                hint=write_hint(error, self.path.parent),
+            ) from error
         data = self._bytes()
         contents = _parse(data)
         said = [

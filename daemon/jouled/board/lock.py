@@ -31,7 +31,7 @@ def read_holder(host: Host) -> tuple[int, str] | None:
         data = read_no_follow(_folder(host) / "holder.json")
         document = json.loads(data or b"null")
         pid, began, verb = int(document["pid"]), int(document["start_ticks"]), str(document["verb"])
-    except (JouledError, ValueError, TypeError, KeyError):
+    except (JouledError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
     return (pid, verb) if start_ticks(pid) == began else None
 

@@ -22,6 +22,8 @@ from jouled.errors import NotPermittedError, StateError
 log = logging.getLogger(__name__)
 
 _MAX_BYTES = 4 << 20
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_REFUSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 def checksum(body: Mapping[str, object]) -> str:
@@ -37,6 +39,15 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_hint(error: OSError, folder: Path) -> str:
+    """What to do about a file in `folder` that cannot be written."""
+    if error.errno in _FULL:
+        return f"free some space in {folder}"
+    if error.errno in _REFUSED:
+        return f"make {folder} writable for this user, or name another folder with --state-dir"
+    return f"see what lies in {folder}, or name another folder with --state-dir"
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -65,7 +76,7 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o640) -> None:
             fresh.unlink(missing_ok=True)
         raise StateError(
             f"{path}: cannot be written: {error.strerror} (errno {error.errno})",
-            hint=f"free some space or mend the rights of {path.parent}; no knob was written for it",
+            hint=f"{write_hint(error, path.parent)}; no knob was written for it",
         ) from error
 
 
@@ -160,7 +171,10 @@ class Fields:
         value = self.values.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, "a number")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise self._wrong(name, "a number that a float can hold") from None
 
     def number_or_none(self, name: str) -> float | None:
         return None if self.values.get(name) is None else self.number(name)
@@ -209,8 +223,12 @@ def read_state(path: Path, schema: str) -> Fields | None:
         return None
     try:
         document = json.loads(data)
-    except ValueError as error:
+        return _checked(path, schema, document)
+    except (ValueError, RecursionError) as error:  # not JSON, or no JSON of ours: NaN, nested beyond all measure
         raise _damaged(path, f"is damaged: {error}") from error
+
+
+def _checked(path: Path, schema: str, document: object) -> Fields:
     if not isinstance(document, dict):
         raise _damaged(path, "is damaged: wanted a JSON object")
     found = document.get("schema")
