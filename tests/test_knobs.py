@@ -268,6 +268,23 @@ def test_value_that_no_knob_holds_is_refused(board: VirtualSysfs, path: str, val
 
 
 @pytest.mark.parametrize(
+    ("path", "text", "to_do"),
+    [
+        (STATUS_PATH, "garbage\n", "sudo nvpmodel -m ID"),
+        (CONF_PATH_PATH, "relative.conf", "sudo nvpmodel -m ID"),
+        (f"{GPU}/governor", "two words\n", "report the board"),
+    ],
+)
+def test_board_with_a_text_that_could_not_be_put_back_is_not_supported(
+    board: VirtualSysfs, path: str, text: str, to_do: str
+) -> None:
+    board.real(path).write_text(text)
+    with pytest.raises(NotSupportedError, match=rf"{path}: holds .*no knob was written") as caught:
+        read_knobs(board, discover_domains(board))
+    assert to_do in caught.value.hint
+
+
+@pytest.mark.parametrize(
     ("path", "kind"),
     [
         ("/sys/devices/17000000.ga10b/devfreq/17000000.ga10b/max_freq", Kind.GPU_LIMIT),

@@ -157,8 +157,8 @@ def knob_paths(sysfs: Sysfs, domains: Domains) -> list[str]:
 def read_knobs(sysfs: Sysfs, domains: Domains) -> Knobs:
     """All knobs that can be read; absent and forbidden ones are left out (nvpmodel's files: "" if absent).
 
-    Raises BrokenError for a knob that is there without a value, NotSupportedError as `knob_paths`, StateError
-    for a value that no knob can hold.
+    Raises BrokenError for a knob that is there without a value, NotSupportedError as `knob_paths` and for a text
+    that could not be put back.
     """
     values: dict[str, str] = {}
     for path in knob_paths(sysfs, domains):
@@ -166,9 +166,19 @@ def read_knobs(sysfs: Sysfs, domains: Domains) -> Knobs:
             values[path] = _read(sysfs, path)
         except (AbsentError, ForbiddenError) as error:
             log.debug("%s", error)
-    knobs = Knobs(values)
-    knobs.check()
-    return knobs
+    for path, value in values.items():
+        if not _is_allowed(path, value):
+            raise _not_restorable(path, value)
+    return Knobs(values)
+
+
+def _not_restorable(path: str, value: str) -> NotSupportedError:
+    hint = 'report the board and this line; until then use mode = "observe"'
+    if path in NVPMODEL_FILES:
+        hint = "let nvpmodel write it anew: sudo nvpmodel -m ID (the IDs stand in /etc/nvpmodel.conf)"
+    return NotSupportedError(
+        f"{path}: holds {value[:60]!r}, which restore could not put back; no knob was written", hint=hint
+    )
 
 
 # --- comparing --------------------------------------------------------------------------------------------
