@@ -59,6 +59,21 @@ def test_empty_batch_is_one() -> None:
         (HEADER + ",,3,,1,1,nan\n", r"a\.csv:2: energy_j: wanted a number above 0 or nothing, got 'nan'"),
         (HEADER + ",,3,,1,-1,1\n", r"a\.csv:2: latency_s: wanted a number above 0 or nothing, got '-1'"),
         (HEADER + ",,3,,1,1,1\n\n,,3,,1,1,2\n", r"a\.csv:4: wanted each mode and batch once, .* line 2"),
+        (HEADER + ",,3\0,,1,1,1\n", r"a\.csv:2:4: wanted text, got a NUL byte"),
+        ("\0", r"a\.csv:1:1: wanted text, got a NUL byte"),
+        (HEADER + ",,3,,1,1," + "1" * 140_000, r"a\.csv:2:10001: wanted at most 10000 characters a line, got 140009"),
+        (HEADER + '"' + ("," * 9_000 + "\n") * 20, r"a\.csv:16: wanted comma-separated cells: field larger than"),
+        (
+            HEADER + ",," + "9" * 5000 + ",,1,1,1\n",
+            r"a\.csv:2: gpu_hz: wanted at most 999999999999, got '9{40}'… \(5000",
+        ),
+        (HEADER + ",,1000000000000,,1,1,1\n", r"a\.csv:2: gpu_hz: wanted at most 999999999999, got '1000000000000'"),
+        (HEADER + "1025,,3,,1,1,1\n", r"a\.csv:2: cores: wanted at most 1024, got '1025'"),
+        (HEADER + ",,²,,1,1,1\n", r"a\.csv:2: gpu_hz: wanted a whole number"),
+        (
+            HEADER + ",,3,,1," + "9" * 5000 + ",1\n",
+            r"a\.csv:2: latency_s: wanted a number above 0 .*\(5000 characters\)",
+        ),
         (HEADER + ",,3,,1,1,1\n,,,,1,1,2\n", r"a\.csv: axis gpu_hz: wanted a value in every candidate"),
     ],
 )

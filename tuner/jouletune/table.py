@@ -13,6 +13,10 @@ from jouletune.space import Candidate, PowerMode, Space, Variant
 COLUMNS = ("cores", "cpu_hz", "gpu_hz", "emc_hz", "batch", "latency_s", "energy_j")
 _MODE_COLUMNS = COLUMNS[:4]
 _BATCH_SIZES = 20
+_MAX_LINE = 10_000
+_MAX = {"cores": 1024}  # a board of so many is made for the table
+_MAX_CLOCK_HZ = 999_999_999_999
+_SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +48,10 @@ def parse_table(text: str, *, where: str) -> Table:
     Rows without energy are left out, and of more than 20 batch sizes all but the powers of two. The reference is
     the row with the highest clocks and the smallest batch.
     """
-    lines = list(csv.reader(text.splitlines()))
+    lines = _cells(text, where=where)
     header = [name.strip() for name in lines[0]] if lines else []
     if sorted(header) != sorted(COLUMNS):
-        raise SpaceError(f"{where}:1: wanted the header {','.join(COLUMNS)}, got {','.join(header) or 'nothing'}")
+        raise SpaceError(f"{where}:1: wanted the header {','.join(COLUMNS)}, got {','.join(header)[:200] or 'nothing'}")
     rows: list[Row] = []
     first_line: dict[Candidate, int] = {}
     for number, cells in enumerate(lines[1:]):
@@ -60,6 +64,23 @@ def parse_table(text: str, *, where: str) -> Table:
         first_line[row.candidate] = number + 2
         rows.append(row)
     return _table(_some_batches(rows), where=where)
+
+
+def _cells(text: str, *, where: str) -> list[list[str]]:
+    """The cells of each line. Raises SpaceError with line and column."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if "\0" in line:
+            raise SpaceError(f"{where}:{number}:{line.index(chr(0)) + 1}: wanted text, got a NUL byte")
+        if len(line) > _MAX_LINE:
+            raise SpaceError(
+                f"{where}:{number}:{_MAX_LINE + 1}: wanted at most {_MAX_LINE} characters a line, got {len(line)}"
+            )
+    reader = csv.reader(lines)
+    try:
+        return list(reader)
+    except csv.Error as error:  # a quote that is never closed swallows line after line
+        raise SpaceError(f"{where}:{reader.line_num}: wanted comma-separated cells: {error}") from error
 
 
 def _table(rows: Sequence[Row], *, where: str) -> Table:
@@ -105,9 +126,16 @@ def _integer(named: dict[str, str], name: str, *, at: str) -> int | None:
     text = named[name]
     if text == "":
         return None
-    if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise SpaceError(f"{at}: {name}: wanted a whole number of at least 1 or nothing, got {text!r}")
+    if not (text.isascii() and text.isdecimal()) or not text.strip("0"):
+        raise SpaceError(f"{at}: {name}: wanted a whole number of at least 1 or nothing, got {_shown(text)}")
+    most = _MAX.get(name, _MAX_CLOCK_HZ)
+    if len(text) > len(str(_MAX_CLOCK_HZ)) or int(text) > most:
+        raise SpaceError(f"{at}: {name}: wanted at most {most}, got {_shown(text)}")
     return int(text)
+
+
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}… ({len(text)} characters)"
 
 
 def _number(named: dict[str, str], name: str, *, at: str) -> float | None:
@@ -119,5 +147,5 @@ def _number(named: dict[str, str], name: str, *, at: str) -> float | None:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0.0):
-        raise SpaceError(f"{at}: {name}: wanted a number above 0 or nothing, got {text!r}")
+        raise SpaceError(f"{at}: {name}: wanted a number above 0 or nothing, got {_shown(text)}")
     return value
