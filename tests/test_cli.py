@@ -28,7 +28,7 @@ BOARD = ["--virtual", "agx-orin-64gb"]
 PATIENCE_S = 60.0
 AS_NOBODY = """
 import os, sys
-import jouled.cli.tune, jouled.cli.verbs, jouled.cli.check, jouled.board.clock
+import jouled.cli.tune, jouled.cli.verbs, jouled.cli.check, jouled.cli.modes, jouled.cli.remote, jouled.board.clock
 from jouled.cli import main
 if os.geteuid() == 0:
     os.setgroups([])
@@ -76,7 +76,7 @@ def test_tune_verify_modes_and_reboot_tell_one_story(state: list[str], capsys: p
     assert main(["virtual", "reboot", *state]) == 0
     assert "MAXN" in capsys.readouterr().out
     assert main(["verify", *state]) == 0
-    assert capsys.readouterr().out.startswith("ok: the reference should be in force")
+    assert capsys.readouterr().out.startswith("ok: in force as it should be: the reference")
 
 
 def test_ending_says_before_after_rail_and_the_way_back(state: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +152,6 @@ def test_quarantined_mode_is_shown_and_forgotten_by_name(state: list[str], capsy
         (["tune", *BOARD, "--latency-bound-ratio", "1.2", "--grid", "3x"], 2, "grid.shape"),
         (["tune", *BOARD, "--latency-bound-ratio", "1.2", "--rate-hz", "0"], 2, "--rate-hz"),
         (["tune", *BOARD, "--latency-bound-ratio", "1.2", "--virtual-workload", "bert"], 2, "yolov8s-640"),
-        (["tune", *BOARD, "--latency-bound-ratio", "1.2", "--objective", "energy_delay"], 2, "target.objective"),
         (["tune", "--table", "/nowhere.csv", "--latency-bound-ratio", "1.2"], 2, "/nowhere.csv"),
         (["forget", *BOARD, "fast"], 2, "CORES-CPU-GPU-EMC"),
         (["check-config", "--config", "/nowhere.toml"], 2, "/nowhere.toml"),
@@ -195,7 +194,7 @@ def test_error_is_one_json_object_where_asked_for(state: list[str], capsys: pyte
 def test_dry_run_says_the_plan(state: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(tune_arguments(state, "--dry-run")) == 0
     out = capsys.readouterr().out
-    assert "96 power modes (cpu_hz 4, gpu_hz 8, emc_hz 3)" in out
+    assert "96 power modes (emc_hz 3, gpu_hz 8, cpu_hz 4)" in out
     assert "nothing was touched" in out
 
 
@@ -204,7 +203,9 @@ def test_json_lines_are_the_ledgers_events(state: list[str], capsys: pytest.Capt
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {"v", "seq", "t_s", "event", "job"} <= set(events[0])
     kept = [json.loads(line) for line in (Path(state[-1]) / "ledger.jsonl").read_text().splitlines()]
-    assert [event["seq"] for event in events if event["event"] != "progress"] == [line["seq"] for line in kept]
+    assert [event["seq"] for event in events if event["event"] != "progress"] == [
+        line["seq"] for line in kept if "seq" in line
+    ]
     gaps = [b["t_s"] - a["t_s"] for a, b in itertools.pairwise(events)]
     assert max(gaps) <= 5.0
 

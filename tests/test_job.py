@@ -18,10 +18,11 @@ from jouled.board.host import Host
 from jouled.board.knobs import CONF_PATH_PATH, STATUS_PATH, read_knobs
 from jouled.board.lock import hold_board
 from jouled.board.pending import pending_path, read_quarantine
+from jouled.board.restore import Found, restore
 from jouled.board.snapshot import read_origin, snapshot_path
 from jouled.board.switches import DISABLED_PATH
 from jouled.config import Config, load
-from jouled.errors import ConfigError, NotPermittedError, UsageError, WorkloadError
+from jouled.errors import BoardError, ConfigError, NotPermittedError, StateError, UsageError, WorkloadError
 from jouled.job.cancel import Cancellation
 from jouled.job.events import Event
 from jouled.job.job import run_job
@@ -516,3 +517,54 @@ def test_rate_that_the_own_mode_cannot_reach_ends_after_its_window(bench: Bench)
 def test_short_windows_are_refused(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="32 averages"):
         bench.run(job__window_min_s=2.0)
+
+
+def test_damaged_snapshot_stops_everything_until_a_reboot(bench: Bench) -> None:
+    found = bench.knobs()
+    bench.faults(board_reset={"gpu_hz": 816000000})
+    with pytest.raises(BoardReset):
+        bench.run()
+    again = Bench(bench.folder)
+    snapshot = snapshot_path(bench.folder)
+    content = json.loads(snapshot.read_text())
+    snapshot.write_text(snapshot.read_text()[:500])
+    assert content["boot_id"] != again.host.sysfs.read("/proc/sys/kernel/random/boot_id")
+    with pytest.raises(StateError, match="set aside"):
+        restore(again.host)
+    for _ in range(2):
+        with pytest.raises(BoardError, match="may still be in force"):
+            restore(again.host)
+    result = again.run()
+    assert (result.outcome, result.applied) == ("board_fault", False)
+    assert "reboot" in result.hint
+    again.machine.reboot()
+    assert restore(Bench(bench.folder).host).found is Found.NOTHING
+    assert bench.folder.joinpath("unrestored.json").exists() is False
+    assert Bench(bench.folder).knobs() == found
+
+
+def test_modes_that_cannot_be_applied_are_a_fault_and_no_verdict(bench: Bench) -> None:
+    bench.faults(ignore_writes=["*devfreq*max_freq", "*scaling_max_freq", "*nvpmodel_clk_cap*"])
+    result = bench.run()
+    assert (result.outcome, result.reason_code) == ("board_fault", "apply_failed")
+
+
+def test_workload_that_dies_in_every_candidate_is_a_failure_and_no_verdict(bench: Bench) -> None:
+    def die(event: Event) -> None:
+        if event["event"] == "trial":
+            bench.faults(workload_dies_s=15.0)
+
+    result = bench.run(on_event=die)
+    assert (result.outcome, result.reason_code) == ("workload_failed", "workload_died")
+
+
+def test_time_that_ends_before_the_finals_is_no_fault(bench: Bench) -> None:
+    assert bench.run().outcome == "tuned"
+    result = bench.run(job__max_duration_s=200.0)
+    assert (result.outcome, result.reason_code) == ("no_gain", "time")
+
+
+def test_blind_temperature_guard_is_said(bench: Bench) -> None:
+    bench.faults(read_errors={"*thermal_zone*/temp": "EAGAIN"})
+    result = bench.run(job__budget=2)
+    assert any("max_temp_c guards nothing" in warning for warning in result.warnings)

@@ -89,8 +89,9 @@ def decide(finals: Finals, *, ended: ReasonCode) -> Decision:
     if finals.is_incumbent_lost():
         return _replace_infeasible(finals, finals.loss(finals.incumbent) or Loss.LATENCY, ended)
     if finals.blocks and not finals.windows(finals.incumbent):
-        code = ReasonCode(finals.invalid[-1]) if finals.invalid else ended
-        return Decision(Outcome.UNSTABLE, code, "the incumbent could not be measured in the finals: it stays")
+        if not finals.invalid:
+            return Decision(Outcome.NO_GAIN, ended, "the finals ended before what is in force was measured: it stays")
+        return _unmeasured(finals, "what is in force could not be measured in the finals: it stays")
     winner = finals.winner()
     if winner is not None:
         return _tuned(finals, winner, ended)
@@ -108,13 +109,26 @@ def _tuned(finals: Finals, winner: int, ended: ReasonCode) -> Decision:
     return Decision(Outcome.TUNED, ended, text, winner, winner, gain, *_saving(finals, winner))
 
 
+def _unmeasured(finals: Finals, text: str) -> Decision:
+    """Windows were lost, so nothing is known to be right: the commonest reason says what failed."""
+    reason = max(set(finals.invalid), key=finals.invalid.count)
+    outcome = Outcome.UNSTABLE
+    if reason.startswith("workload_"):
+        outcome = Outcome.WORKLOAD_FAILED
+    elif reason == ReasonCode.APPLY_FAILED.value:
+        outcome = Outcome.BOARD_FAULT
+    return Decision(outcome, ReasonCode(reason), f"{text} ({finals.invalid.count(reason)} x {reason})")
+
+
 def _no_gain(finals: Finals, ended: ReasonCode) -> Decision:
     best = _least_energy(finals, finals.contenders)
     if best is None:
         return Decision(Outcome.NO_GAIN, ended, "no other feasible candidate reached the end of the finals")
     gain = finals.compare(best, finals.incumbent)
+    if gain is None and finals.invalid:
+        return _unmeasured(finals, "too few valid pairs of windows in the finals")
     if gain is None:
-        return Decision(Outcome.NO_GAIN, ended, "too few valid pairs of windows in the finals", None, best)
+        return Decision(Outcome.NO_GAIN, ended, "too few pairs of windows in the finals", None, best)
     change = 100 * abs(1 - gain.ratio)
     text = (
         f"the best other mode takes {change:.1f} % {'less' if gain.ratio <= 1 else 'more'} than what is in force "

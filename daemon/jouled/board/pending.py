@@ -105,7 +105,9 @@ class Quarantine:
         if len(self.unclean) < 2:
             return False
         before, last = self.unclean[-2:]
-        return last.wall_s - before.wall_s <= HELD_WITHIN_S and now_wall_s - last.wall_s < HELD_FOR_S
+        # A clock that ran back (no RTC) neither makes two boots near nor keeps the board held for ever.
+        is_near = abs(last.wall_s - before.wall_s) <= HELD_WITHIN_S
+        return is_near and abs(now_wall_s - last.wall_s) < HELD_FOR_S
 
     def _entry(self, mode: PowerMode, fingerprint: Mapping[str, str]) -> Entry | None:
         for entry in self.entries:

@@ -18,7 +18,7 @@ from jouled.board.host import Host
 from jouled.board.knobs import CONF_PATH_PATH, differences, nvpmodel_files, put_back, repair_status
 from jouled.board.lock import hold_board
 from jouled.board.orphans import end_orphans
-from jouled.board.pending import clear_pending
+from jouled.board.pending import clear_pending, pending_path
 from jouled.board.snapshot import (
     Snapshot,
     boot_id,
@@ -26,13 +26,15 @@ from jouled.board.snapshot import (
     read_snapshot,
     snapshot_path,
 )
-from jouled.board.statefile import remove_durably, set_aside
+from jouled.board.statefile import read_state, remove_durably, set_aside, write_state
 from jouled.board.winner import delete_winner, read_winner, write_winner
 from jouled.errors import AbsentError, BoardError, RestoreError, StateError
 
 log = logging.getLogger(__name__)
 
 _UNIT_TIMEOUT_S = 60.0
+UNRESTORED = "unrestored.json"
+_UNRESTORED_SCHEMA = "jouled.unrestored/1"
 
 
 class Found(str, Enum):
@@ -119,7 +121,7 @@ def _of_this_boot(host: Host, snapshot: Snapshot) -> RestoreReport:
     if left:
         raise _fail(left)
     warnings += _put_back_winner(host, snapshot)
-    clear_pending(host)
+    warnings += _forget_pending(host)
     delete_snapshot(host.state_dir)
     return RestoreReport(Found.THIS_BOOT, snapshot.job, killed, changed, started, warnings)
 
@@ -138,6 +140,8 @@ def _of_other_boot(host: Host, snapshot: Snapshot) -> RestoreReport:
 
 def _give_up_on(host: Host, error: StateError) -> StateError:
     """The snapshot cannot be used: see to it that a reboot still finds the stock mode, and say so."""
+    content = {"boot_id": boot_id(host.sysfs), "why": str(error)}
+    write_state(host.state_dir / UNRESTORED, _UNRESTORED_SCHEMA, content)  # before the snapshot goes: it stays known
     aside = set_aside(snapshot_path(host.state_dir))
     conf_path = host.sysfs.real(CONF_PATH_PATH)
     try:
@@ -151,6 +155,29 @@ def _give_up_on(host: Host, error: StateError) -> StateError:
     )
 
 
+def _check_unrestored(host: Host) -> None:
+    """Raise BoardError while what a job has set may still be in force and nobody knows what it was before."""
+    path = host.state_dir / UNRESTORED
+    fields = read_state(path, _UNRESTORED_SCHEMA)
+    if fields is None:
+        return
+    if fields.text("boot_id") == boot_id(host.sysfs):
+        raise BoardError(
+            f"a job's power mode may still be in force, and its snapshot was damaged: {fields.text('why')}",
+            hint="reboot the board: that alone returns its operator's mode",
+        )
+    remove_durably(path)
+
+
+def _forget_pending(host: Host) -> tuple[str, ...]:
+    try:
+        clear_pending(host)
+    except StateError as error:
+        aside = set_aside(pending_path(host.state_dir))
+        return (f"{error}; set aside as {aside.name}",)
+    return ()
+
+
 def restore_held(host: Host) -> RestoreReport:
     """As `restore`, for who holds the board already."""
     try:
@@ -158,6 +185,7 @@ def restore_held(host: Host) -> RestoreReport:
     except StateError as error:
         raise _give_up_on(host, error) from error
     if snapshot is None:
+        _check_unrestored(host)
         return RestoreReport(Found.NOTHING)
     if snapshot.boot_id == boot_id(host.sysfs):
         report = _of_this_boot(host, snapshot)
@@ -176,7 +204,8 @@ def restore(host: Host) -> RestoreReport:
     dead job does not die; RestoreError when a knob does not obey (the snapshot stays: try again); StateError
     when the snapshot cannot be used (it is set aside); NotPermittedError.
     """
-    if not os.path.lexists(snapshot_path(host.state_dir)):
+    left = (snapshot_path(host.state_dir), host.state_dir / UNRESTORED)
+    if not any(os.path.lexists(path) for path in left):
         return RestoreReport(Found.NOTHING)
     with hold_board(host, verb="restore"):
         return restore_held(host)

@@ -37,6 +37,11 @@ class Origin:
     base_mode: str
     knobs: Knobs
     wall_s: float
+    boot_id: str = ""
+
+    def holds(self, *, conf_sha256: str, base_mode: str, boot_id: str) -> bool:
+        """Is rest still as it was found? What an operator wrote by hand went with its boot."""
+        return (self.conf_sha256, self.base_mode, self.boot_id) == (conf_sha256, base_mode, boot_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,7 @@ def write_origin_once(state_dir: Path, origin: Origin) -> bool:
         "base_mode": origin.base_mode,
         "knobs": dict(origin.knobs.values),
         "wall_s": origin.wall_s,
+        "boot_id": origin.boot_id,
     }
     write_state(path, _ORIGIN_SCHEMA, content)
     return True
@@ -106,6 +112,7 @@ def read_origin(state_dir: Path) -> Origin | None:
         base_mode=fields.text("base_mode"),
         knobs=knobs_from_fields(fields, "knobs"),
         wall_s=fields.number("wall_s"),
+        boot_id=fields.text("boot_id") if "boot_id" in fields.values else "",
     )
 
 

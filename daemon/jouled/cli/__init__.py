@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import json
 import logging
 import os
 import sys
 from collections.abc import Sequence
 
-from jouled.cli.arguments import make_parser
+from jouled.cli.arguments import here, make_parser, options_of
 from jouled.cli.service_arguments import is_for_service
 from jouled.errors import JouledError
 from jouletune.errors import JouletuneError
@@ -19,15 +21,24 @@ _LEVELS = (logging.ERROR, logging.INFO, logging.DEBUG)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the process's exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ± and µ is no reason to fail
     arguments = make_parser().parse_args(argv)
     level = _LEVELS[min(arguments.verbose, len(_LEVELS) - 1)]
     logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     try:
         code = _run(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:  # the reader has gone, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return _without_reader()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.ENXIO):
+            raise
+        return _without_reader()
     except JouledError as error:
         _say(arguments, error, hint=error.hint)
         return error.exit_code
@@ -37,6 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _without_reader() -> int:
+    """Nobody reads what is printed; the interpreter's own last flush must not say so again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 1
+
+
 def _run(arguments: argparse.Namespace) -> int:
     """Import what the verb needs, and nothing else."""
     verb: str = arguments.verb
@@ -44,6 +61,10 @@ def _run(arguments: argparse.Namespace) -> int:
         from jouled.cli.tune import tune
 
         return tune(arguments)
+    if verb == "run":
+        from jouled.cli.run import run as serve
+
+        return serve(arguments)
     if is_for_service(arguments):
         from jouled.cli.remote import ask
 
@@ -64,10 +85,13 @@ def _run(arguments: argparse.Namespace) -> int:
         from jouled.cli.worker import worker
 
         return worker(arguments)
+    if verb == "modes":
+        from jouled.cli.modes import modes
+
+        return modes(arguments)
     from jouled.cli import verbs
 
     run = {
-        "modes": verbs.modes,
         "verify": verbs.verify,
         "restore": verbs.restore,
         "forget": verbs.forget,
@@ -77,6 +101,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _say(arguments: argparse.Namespace, error: Exception, *, hint: str) -> None:
+    hint = here(hint, options_of(arguments))
     if getattr(arguments, "json", False):
         print(json.dumps({"schema": 1, "error": {"kind": type(error).__name__, "text": str(error), "hint": hint}}))
     first, *rest = str(error).splitlines() or [type(error).__name__]

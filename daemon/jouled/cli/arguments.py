@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +35,30 @@ KEYS = {
     "clocks": "grid.clocks",
     "workload": "workload.default",
 }
+
+
+_TYPED = re.compile(
+    r"\bjouled (tune|modes|verify|restore|forget|apply|rollback|virtual reboot)\b(?! --(?:virtual|table))"
+)
+
+
+def options_of(arguments: argparse.Namespace) -> str:
+    """What a user types to come back to the same board."""
+    given = vars(arguments)
+    named = (("--virtual", "virtual"), ("--table", "table"), ("--state-dir", "state_dir"))
+    return " ".join(f"{option} {shlex.quote(str(given[key]))}" for option, key in named if given.get(key) is not None)
+
+
+def program() -> str:
+    """How this program was called, where its name alone would not be found."""
+    called = sys.argv[0]
+    is_script = os.path.basename(called) == "jouled"
+    return called if is_script and "/" in called and shutil.which("jouled") is None else "jouled"
+
+
+def here(text: str, options: str) -> str:
+    """Commands in `text` as they are to be typed here: with the board's options, and as this program was called."""
+    return _TYPED.sub(lambda found: f"{program()} {found[1]} {options}".rstrip(), text)
 
 
 def _seed(text: str) -> int:
@@ -82,7 +111,7 @@ def _tune(verbs: Any) -> None:
     bound.add_argument("--no-latency-bound", action="store_true", default=None, help="energy alone counts")
     target.add_argument("--latency-percentile", metavar="P", type=float, help="default 95")
     target.add_argument("--max-power-w", metavar="W", type=float, help="mean of the total rail")
-    target.add_argument("--objective", choices=("energy", "energy_delay", "throughput"))
+    target.add_argument("--objective", choices=("energy",), help="others come later")
     target.add_argument("--min-gain", metavar="G", type=float, help="smallest saving worth a change (default 0.02)")
     job = parser.add_argument_group("the job")
     job.add_argument("--workload", metavar="KEY", help="a name of [workloads] in the configuration")
@@ -138,6 +167,21 @@ def _worker(verbs: Any) -> None:
     parser.add_argument("--virtual-seed", metavar="N", type=_seed, help="another specimen of the board (default 0)")
 
 
+def _run(verbs: Any) -> None:
+    run = verbs.add_parser(
+        "run",
+        help="the daemon: keep the winner in force, serve the control socket and the metrics",
+        description="The daemon. Under systemd it talks to jouled-worker.socket; in the foreground, anywhere with "
+        "--virtual or --table, the worker is its child.",
+    )
+    _board_options(run)
+    virtual = run.add_argument_group("the virtual board")
+    virtual.add_argument("--virtual-workload", metavar="NAME", help="default yolov8s-640")
+    virtual.add_argument("--virtual-seed", metavar="N", type=_seed, help="another specimen of the board (default 0)")
+    run.add_argument("--socket", metavar="PATH", type=Path, help="the control socket (default control.sock in DIR)")
+    run.add_argument("--metrics-listen", metavar="ADDR:PORT", help="default 127.0.0.1:19761; an empty text: off")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(
@@ -151,6 +195,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("-v", "--verbose", action="count", default=0, help="-v decisions, -vv each write of a knob")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     _tune(verbs)
+    _run(verbs)
     _plain(verbs, "modes", "the power modes that a job may choose from, and what is known of each")
     _plain(verbs, "verify", "compare the board with what should be in force; exit 5 where a knob differs")
     _plain(verbs, "restore", "finish what a crash left: put every knob back as it was found")

@@ -10,6 +10,8 @@ from jouled.cli.output import duration, quantity
 from jouled.job.events import Event
 from jouletune.space import PowerMode, Variant
 
+_HEADER = "\n          #  cores-CPU-GPU-EMC, MHz      energy  power    latency   saves"
+
 
 class Progress:
     """Plain lines on standard error, one for each thing that a person wants to know."""
@@ -60,15 +62,17 @@ class Progress:
         if trial["purpose"] == "reference" and self._reference_j is None:
             self._reference_j = window["energy_j"]
         if self._reference_j is not None:
-            numbers += f" {100 * (window['energy_j'] / self._reference_j - 1):+6.1f} %"
+            numbers += f" {100 * (1 - window['energy_j'] / self._reference_j):+6.1f} %"
         return f"{head} {numbers}" + (f"  ({trial['infeasible']})" if trial["infeasible"] else "")
 
 
 def _phase(event: Event) -> str | None:
+    if event["phase"] == "reference":
+        return "reference" + _HEADER
     if event["phase"] == "search":
         bound_s = event["bound_s"]
         bound = "" if bound_s is None else f", latency at most {quantity(bound_s, 's')}"
-        return f"search{bound}   (cores-CPU-GPU-EMC in MHz, L: locked)"
+        return f"search{bound}"
     if event["phase"] == "finals":
         return f"finals, since the search has ended: {event['reason']}"
     return str(event["phase"])

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jouled.cli.arguments import KEYS
+from jouled.cli.arguments import KEYS, options_of
 from jouled.config import CONFIG_PATH, Config, check_owner, load
 from jouled.errors import ConfigError, NotPermittedError, NotSupportedError, StateError, UsageError
 from jouled.job.site import Site
@@ -84,13 +84,6 @@ def _state_errors(state_dir: Path) -> Iterator[None]:
         ) from error
 
 
-def _quoted(arguments: argparse.Namespace, which: str) -> str:
-    options = which
-    if arguments.state_dir is not None:
-        options += f" --state-dir {arguments.state_dir}"
-    return options
-
-
 def _virtual(arguments: argparse.Namespace) -> Site:
     from jouled.board.grid import board_space
     from jouled.virtual.machine import VirtualMachine
@@ -114,7 +107,7 @@ def _virtual(arguments: argparse.Namespace) -> Site:
         workload=f"virtual:{workload}",
         make_space=lambda board: board_space(board, config.grid),
         make_runner=lambda arrival: VirtualRunner(machine, arrival),
-        options=_quoted(arguments, f"--virtual {arguments.virtual}"),
+        options=options_of(arguments),
         reboot=machine.reboot,
         close=machine.close,
     )
@@ -135,7 +128,7 @@ def _recorded(arguments: argparse.Namespace) -> Site:
         workload=machine.rail,
         make_space=lambda board: machine.space,
         make_runner=machine.runner,
-        options=_quoted(arguments, f"--table {arguments.table}"),
+        options=options_of(arguments),
         total_rails=(machine.rail,),
         reboot=machine.reboot,
         close=machine.close,

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from jouled.cli.arguments import here, program
 from jouled.cli.output import duration, ending
 from jouled.cli.progress import Progress
 from jouled.cli.site import arrival_of, open_site, require_root
@@ -91,24 +92,26 @@ def _say(arguments: argparse.Namespace, site: Site, result: JobResult) -> None:
     elif result.plan is not None:
         print(_plan_text(result.plan))
     else:
+        result.hint = here(result.hint, site.options)
         print(ending(result, undo=_undo(site, result)))
         if result.outcome == "tuned":
-            print(f"\nnext: jouled verify {site.options}".rstrip())
+            print(f"\nnext: {here('jouled verify', site.options)}")
 
 
 def _undo(site: Site, result: JobResult) -> str:
     if site.reboot is not None:
-        return f"jouled virtual reboot {site.options}"
+        return f"{program()} virtual reboot {site.options}"
     return f"reboot: nothing that jouled sets outlives one, and the board comes back in {result.base_mode}"
 
 
 def _plan_text(plan: dict[str, Any]) -> str:
-    axes = ", ".join(f"{name} {len(values)}" for name, values in plan["axes"].items())
+    axes = ", ".join(f"{name} {len(values)}" for name, values in reversed(plan["axes"].items()))
     return "\n".join(
         [
             f"{plan['board']} in {plan['base_mode']}, {plan['workload']}, rail {plan['rail']}",
-            f"{plan['grid_size']} power modes ({axes}); sampler {plan['sampler']}, {plan['budget']} windows and finals",
-            f"about {duration(plan['expected_s'])}, in which the board runs the workload at full load",
+            f"{plan['grid_size']} power modes ({axes})",
+            f"sampler {plan['sampler']}, at most {plan['budget']} windows, then finals",
+            f"about {duration(plan['expected_s'])}, in which the board runs the workload ({plan['arrival']})",
             "dry run: nothing was touched",
         ]
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -14,18 +13,18 @@ from jouled.board.board import Board, discover, fingerprint
 from jouled.board.knobs import Knobs, read_knobs
 from jouled.board.lock import hold_board, read_holder
 from jouled.board.modename import mode_name, parse_mode_name
-from jouled.board.pending import Quarantine, forget_held, read_quarantine
 from jouled.board.pending import forget as forget_mode
+from jouled.board.pending import forget_held
 from jouled.board.restore import Found
 from jouled.board.restore import restore as restore_board
-from jouled.board.snapshot import read_origin, read_snapshot
+from jouled.board.snapshot import boot_id, read_origin, read_snapshot
 from jouled.board.winner import home_of, winner_in_force
-from jouled.cli.output import mode_text, quantity
+from jouled.cli.arguments import here
+from jouled.cli.output import mode_text
 from jouled.cli.site import open_site, require_root
 from jouled.errors import UsageError
 from jouled.job.site import Site
-from jouled.ledger import Ledger
-from jouletune.space import Candidate, PowerMode
+from jouletune.space import PowerMode
 
 
 def _discover(site: Site) -> Board:
@@ -64,7 +63,7 @@ def _verify(site: Site) -> dict[str, Any]:
     mode, policy, home = _wanted(site, board, winner)
     comparison = Actuator(host, board, home, Method.SYSFS).compare(mode, policy)
     mismatches = list(comparison.mismatches)
-    to_do = "jouled tune again, or reboot: the board then comes back in its operator's mode"
+    to_do = here("jouled tune again, or reboot: the board then comes back in its operator's mode", "")
     snapshot = read_snapshot(host.state_dir)
     if snapshot is not None:
         holder = read_holder(host)
@@ -73,7 +72,7 @@ def _verify(site: Site) -> dict[str, Any]:
             to_do = "wait for it to end"
         else:
             mismatches.append(f"job {snapshot.job} was interrupted and has left a snapshot")
-            to_do = f"jouled restore {site.options}".rstrip()
+            to_do = here("jouled restore", site.options)
     return {
         "board": board.file.name,
         "base_mode": board.base_mode.name,
@@ -93,11 +92,10 @@ def _wanted(site: Site, board: Board, winner: Applied | None) -> tuple[PowerMode
         home = home_of(read_knobs(site.host.sysfs, board.domains), winner)
         return winner.candidate.mode, ClocksPolicy(winner.policy), home
     origin = read_origin(site.host.state_dir)
-    is_same = (
-        origin is not None and origin.base_mode == board.base_mode.name and origin.conf_sha256 == board.conf_sha256
-    )
-    home = origin.knobs if origin is not None and is_same else read_knobs(site.host.sysfs, board.domains)
-    return board.reference, ClocksPolicy.CAPPED, home
+    boot, sha256 = boot_id(site.host.sysfs), board.conf_sha256
+    if origin is not None and origin.holds(conf_sha256=sha256, base_mode=board.base_mode.name, boot_id=boot):
+        return board.reference, ClocksPolicy.CAPPED, origin.knobs
+    return board.reference, ClocksPolicy.CAPPED, read_knobs(site.host.sysfs, board.domains)
 
 
 # --- putting back -------------------------------------------------------------------------------------------

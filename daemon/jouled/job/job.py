@@ -25,6 +25,7 @@ from jouled.board.snapshot import (
     write_snapshot,
 )
 from jouled.board.switches import check_switches
+from jouled.board.thermal import ThermalSensors
 from jouled.board.winner import read_winner, set_damaged_aside
 from jouled.errors import (
     ApplyError,
@@ -131,16 +132,16 @@ class Job:
     def _held(self) -> None:
         """All that happens while the board is ours; expected failures become outcomes."""
         check_switches(self._host.sysfs)
-        if not self._request.dry_run:
-            self._mend()
         try:
+            if not self._request.dry_run:
+                self._mend()
             ground = survey(self._host, self._request)
             describe_ground(self.result, ground)
             for warning in ground.board.warnings:
                 self._warn(warning)
             if self._request.dry_run:
                 left = read_snapshot(self._host.state_dir)
-                self.result.plan = announcement(self._request, ground, self._host.clock.wall_s())
+                self.result.plan = announcement(self._request, ground, self.result.arrival, self._host.clock.wall_s())
                 self.result.plan["restores_first"] = None if left is None else left.job
                 return
             with self._snapshot(ground):
@@ -193,7 +194,8 @@ class Job:
         """From here on knobs may be written; on the way out the board is a verified winner's or as found."""
         host, now_s = self._host, self._host.clock.wall_s()
         base_mode = ground.board.base_mode.name
-        write_origin_once(host.state_dir, Origin(ground.board.conf_sha256, base_mode, ground.found, now_s))
+        origin = Origin(ground.board.conf_sha256, base_mode, ground.found, now_s, boot_id(host.sysfs))
+        write_origin_once(host.state_dir, origin)
         units = running_units(host.processes, self._config.job.stop_units)
         snapshot = Snapshot(
             boot_id=boot_id(host.sysfs),
@@ -229,9 +231,20 @@ class Job:
 
     def _tune(self, ground: Ground) -> None:
         host, board = self._host, ground.board
-        self._events.emit("job_started", **announcement(self._request, ground, host.clock.wall_s()))
+        if self._config.job.sampler == "grid" and len(ground.space) > self._config.job.budget:
+            self._warn(
+                f"the grid sampler tries {self._config.job.budget} of {len(ground.space)} power modes, in order; "
+                "--budget sets how many (and --max-duration-s how long)"
+            )
+        self._events.emit(
+            "job_started", **announcement(self._request, ground, self.result.arrival, host.clock.wall_s())
+        )
         check_gpu_is_free(host, board, self._cancellation)
         self._check_locking()
+        if not ThermalSensors(host.sysfs).read().zones_c:
+            self._warn(
+                "no temperature can be read here: board.max_temp_c guards nothing, only the kernel's own trips do"
+            )
         self.result.idle_power_w = measure_idle_w(
             host.clock,
             ground.meter,

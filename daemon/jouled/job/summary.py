@@ -94,7 +94,7 @@ def describe_ground(result: JobResult, ground: Ground) -> None:
     result.versions["l4t"] = ground.board.identity.l4t or "unknown"
 
 
-def announcement(request: Request, ground: Ground, wall_s: float) -> dict[str, Any]:
+def announcement(request: Request, ground: Ground, arrival: str | None, wall_s: float) -> dict[str, Any]:
     """What is said before the first knob is touched."""
     job = request.config.job
     return {
@@ -104,6 +104,7 @@ def announcement(request: Request, ground: Ground, wall_s: float) -> dict[str, A
         "grid_size": len(ground.space),
         "axes": {axis.name: axis.values for axis in ground.space.axes},
         "workload": request.workload,
+        "arrival": arrival,
         "sampler": job.sampler,
         "budget": job.budget,
         "expected_s": request.expected_s(len(ground.space)),

@@ -281,7 +281,7 @@ class Trials:
     def _measure(self, taken: Taken) -> Measurement | None:
         assert taken.trace is not None
         try:
-            return measure(
+            measurement = measure(
                 taken.trace,
                 taken.completions,
                 taken.start_s,
@@ -291,6 +291,7 @@ class Trials:
                 between=self.account.between(),
                 bound_s=self.limits.bound_s,
             )
+            return measurement if math.isfinite(measurement.repeat_se_j) else None
         except MeasurementError as error:
             log.info("no numbers from this window: %s", error)
             return None

@@ -138,7 +138,7 @@ class Tuning:
     def _reference_failed(self, trial: Trial) -> Decision:
         assert trial.invalid is not None
         if trial.invalid is Invalid.TOO_FEW_INFERENCES:
-            text = f"fewer than 20 inferences ended in the reference's window ({trial.candidate.mode})"
+            text = "fewer than 20 inferences ended in the reference's window"
             return stopped(Outcome.NO_FEASIBLE, ReasonCode.PERCENTILE_UNREACHABLE, text)
         outcome = _REFERENCE_FAILS.get(trial.invalid, Outcome.UNSTABLE)
         text = f"the reference could not be measured: {trial.invalid.value}"
@@ -270,7 +270,7 @@ class Tuning:
             between_ratio=between.ratio,
             between_dof=between.dof,
         )
-        decision = self._no_contest(finals, ended)
+        decision = self._nothing_measured() or self._no_contest(finals, ended)
         if decision is None:
             self._events.emit("phase", phase="finals", reason=ended.value, arms=len(numbered))
             in_time = run_blocks(self._trials, finals, numbered, random.Random(self._request.seed), self._has_time_for)
@@ -281,6 +281,17 @@ class Tuning:
         """The best two that were measured under the policy that is searched; the reference itself never is locked."""
         policy = self._policy.value
         return [index for index in search.best(len(self._space)) if self._trials.account.valid(index, policy)][:2]
+
+    def _nothing_measured(self) -> Decision | None:
+        """Where no candidate besides what is in force gave evidence, nothing is known to be right: say what failed."""
+        tried = [trial for trial in self._trials.account.trials if trial.purpose is Purpose.SEARCH]
+        reasons = [trial.invalid for trial in tried if trial.invalid is not None]
+        if not reasons or len(reasons) < len(tried):
+            return None
+        reason = max(set(reasons), key=reasons.count)
+        detail = next(trial.detail for trial in tried if trial.invalid is reason)
+        text = f"none of {len(tried)} trials of another power mode is valid ({reason.value}): {detail}"
+        return stopped(_REFERENCE_FAILS.get(reason, Outcome.UNSTABLE), ReasonCode(reason.value), text)
 
     def _no_contest(self, finals: Finals, ended: ReasonCode) -> Decision | None:
         """Where nobody can replace the incumbent there is nothing to play for."""

@@ -1,0 +1,110 @@
+"""`jouled modes`: the grid, and what the last workload has shown of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from jouled.board.board import discover, fingerprint
+from jouled.board.modename import mode_name
+from jouled.board.pending import read_quarantine
+from jouled.board.winner import winner_in_force
+from jouled.cli.output import quantity
+from jouled.cli.site import open_site
+from jouled.ledger import Ledger
+from jouletune.space import Candidate
+
+_KEPT = ("energy_j", "power_w", "latency_s", "latency_upper_s", "throughput_hz")
+
+
+def modes(arguments: argparse.Namespace) -> int:
+    """Print the grid with what is known of each mode, the measured ones first."""
+    site = open_site(arguments)
+    try:
+        board = discover(site.host, site.config.board.base_mode)
+        space = site.make_space(board)
+        marks = fingerprint(board, site.config.board.external_w)
+        quarantine = read_quarantine(site.host.state_dir)
+        winner = winner_in_force(site.host, marks)
+        in_force = space.candidates[space.reference] if winner is None else winner.candidate
+        workload, seen = _measured(Ledger(site.host.state_dir).read().events, board.base_mode.name)
+    finally:
+        site.close()
+    rows = []
+    for index, candidate in enumerate(space.candidates):
+        standing = quarantine.standing(candidate.mode, marks)
+        states = [
+            *(["reference"] if index == space.reference else []),
+            *(["in force"] if candidate == in_force else []),
+            *([standing.value] if standing is not None else []),
+        ]
+        rows.append(_row(candidate, states, seen.get(_key(asdict(candidate)))))
+    named = {"board": board.file.name, "base_mode": board.base_mode.name, "workload": workload}
+    if arguments.json:
+        print(json.dumps({"schema": 1, **named, "grid_size": len(rows), "modes": rows}))
+        return 0
+    shape = " x ".join(f"{len(axis.values)} {axis.name.removesuffix('_hz')}" for axis in reversed(space.axes))
+    print(f"{named['board']} in {named['base_mode']}: {len(rows)} power modes ({shape})")
+    print(_text(rows, workload))
+    return 0
+
+
+def _key(candidate: Mapping[str, Any]) -> str:
+    return json.dumps(candidate, sort_keys=True)
+
+
+def _measured(events: Iterable[Mapping[str, Any]], base_mode: str) -> tuple[str | None, dict[str, Mapping[str, Any]]]:
+    """The last workload that ran in this base mode, and its last valid capped trial of each candidate."""
+    jobs: dict[str, str] = {}
+    last: str | None = None
+    seen: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for event in events:
+        if event.get("event") == "job_started" and event.get("base_mode") == base_mode:
+            last = jobs[str(event["job"])] = str(event["workload"])
+        trial = event.get("trial")
+        workload = jobs.get(str(event.get("job")))
+        if trial and workload is not None and trial["invalid"] is None and trial["policy"] == "capped":
+            seen.setdefault(workload, {})[_key(trial["candidate"])] = trial
+    return last, {} if last is None else seen.get(last, {})
+
+
+def _row(candidate: Candidate, states: list[str], trial: Mapping[str, Any] | None) -> dict[str, Any]:
+    window = None if trial is None else trial["measurement"]
+    return {
+        "name": mode_name(candidate.mode),
+        "mode": asdict(candidate.mode),
+        "variant": asdict(candidate.variant),
+        "state": states,
+        "infeasible": None if trial is None else trial["infeasible"],
+        "measured": None if window is None else {name: window[name] for name in _KEPT},
+    }
+
+
+def _text(rows: list[dict[str, Any]], workload: str | None) -> str:
+    known = [row for row in rows if row["measured"] is not None or row["infeasible"] is not None]
+    known.sort(key=lambda row: (row["measured"] is None, (row["measured"] or {}).get("energy_j", 0.0)))
+    lines = []
+    if known:
+        lines += [f"measured under {workload}, capped:", "  cores-CPU-GPU-EMC, MHz     energy    power   latency"]
+        lines += [_known_line(row) for row in known]
+    untried = [row for row in rows if row not in known]
+    lines += ["not measured:"] if untried and known else []
+    lines += [f"  {row['name']:26} {_states(row)}".rstrip() for row in untried]
+    return "\n".join(lines)
+
+
+def _known_line(row: Mapping[str, Any]) -> str:
+    window = row["measured"]
+    if window is None:
+        return f"  {row['name']:26} too slow, cut short {_states(row)}".rstrip()
+    numbers = f"{quantity(window['energy_j'], 'J'):>7} {window['power_w']:6.1f} W  {quantity(window['latency_s'], 's')}"
+    limit = f" ({row['infeasible']})" if row["infeasible"] else ""
+    return f"  {row['name']:26} {numbers}{limit}  {_states(row)}".rstrip()
+
+
+def _states(row: Mapping[str, Any]) -> str:
+    size = row["variant"]["batch"]
+    return ", ".join([*([f"batch {size}"] if size != 1 else []), *row["state"]])
