@@ -40,8 +40,8 @@ demo: $(READY)
 	@echo
 	@echo "What to type next:"
 	@echo "  $(BIN)/jouled modes $(DEMO)      the power modes that it chose from"
-	@echo "  $(BIN)/jouled restore $(DEMO)    what finishes an interrupted job (does nothing now)"
-	@echo "  $(BIN)/jouled tune --help                                                    other bounds, workloads, searches"
+	@echo "  $(BIN)/jouled rollback $(DEMO)   back to the board's own mode"
+	@echo "  $(BIN)/jouled tune --help        other bounds, workloads, searches"
 
 test: $(READY)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

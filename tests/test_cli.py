@@ -19,7 +19,7 @@ from jouled.board.knobs import read_knobs
 from jouled.board.modename import mode_name, parse_mode_name
 from jouled.board.pending import Why, note_apply, note_boot
 from jouled.cli import main
-from jouled.errors import UsageError
+from jouled.errors import NotPermittedError, UsageError
 from jouled.virtual.faults import FOLDER, set_faults
 from jouled.virtual.machine import VirtualMachine
 from jouletune.space import PowerMode
@@ -353,3 +353,20 @@ def test_verify_after_a_kill_names_restore(state: list[str], capsys: pytest.Capt
 def test_held_board_is_let_go_by_name(state: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["forget", *state, "--held"]) == 0
     assert "was not held" in capsys.readouterr().out
+
+
+def test_state_that_this_user_may_not_read_makes_nothing_wrong(
+    state: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise NotPermittedError("state: may not be read by this user")
+
+    assert main(tune_arguments(state, "--json")) == 0
+    monkeypatch.setattr("jouled.cli.verbs.winner_in_force", forbidden)
+    monkeypatch.setattr("jouled.cli.modes.winner_in_force", forbidden)
+    capsys.readouterr()
+    assert main(["verify", *state, "--json"]) == 0
+    body = read_json(capsys)
+    assert (body["what"], body["mismatches"]) == ("unknown to this user", [])
+    assert main(["modes", *state]) == 0
+    assert "what was measured is not shown" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jouled.board.statefile import checksum, sync_folder, write_durably, write_hint
-from jouled.errors import StateError
+from jouled.errors import NotPermittedError, StateError
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +111,8 @@ def _open(path: Path, flags: int) -> int:
         raise
     except IsADirectoryError as error:
         raise _no_file(path) from error
+    except PermissionError as error:
+        raise NotPermittedError(f"{path}: not for this user", hint="run it with sudo, or be in group jouled") from error
     except OSError as error:
         raise StateError(
             f"{path}: cannot be opened: {error.strerror}",

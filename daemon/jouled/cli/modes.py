@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from jouled.board.board import discover, fingerprint
 from jouled.board.modename import mode_name
-from jouled.board.pending import read_quarantine
+from jouled.board.pending import Quarantine, read_quarantine
 from jouled.board.winner import winner_in_force
 from jouled.cli.output import quantity
 from jouled.cli.site import open_site
+from jouled.errors import NotPermittedError
 from jouled.ledger import Ledger
 from jouletune.space import Candidate
 
@@ -27,10 +29,15 @@ def modes(arguments: argparse.Namespace) -> int:
         board = discover(site.host, site.config.board.base_mode)
         space = site.make_space(board)
         marks = fingerprint(board, site.config.board.external_w)
-        quarantine = read_quarantine(site.host.state_dir)
-        winner = winner_in_force(site.host, marks)
+        try:
+            quarantine = read_quarantine(site.host.state_dir)
+            winner = winner_in_force(site.host, marks)
+            events = Ledger(site.host.state_dir).read().events
+        except NotPermittedError as error:
+            print(f"jouled modes: {error}; what was measured is not shown", file=sys.stderr)
+            quarantine, winner, events = Quarantine(), None, ()
         in_force = space.candidates[space.reference] if winner is None else winner.candidate
-        workload, seen = _measured(Ledger(site.host.state_dir).read().events, board.base_mode.name)
+        workload, seen = _measured(events, board.base_mode.name)
     finally:
         site.close()
     rows = []

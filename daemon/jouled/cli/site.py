@@ -116,6 +116,8 @@ def _virtual(arguments: argparse.Namespace) -> Site:
 def _recorded(arguments: argparse.Namespace) -> Site:
     from jouled.virtual.recorded import RecordedMachine
 
+    if getattr(arguments, "grid", None) is not None:
+        raise UsageError("--grid: a recorded board's candidates are exactly its rows", hint="leave --grid out")
     if arguments.base_mode is not None:
         raise UsageError("--base-mode: a recorded board has one mode only", hint="leave --base-mode out")
     config = read_config(arguments, is_real=False)

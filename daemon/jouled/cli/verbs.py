@@ -22,7 +22,7 @@ from jouled.board.winner import home_of, winner_in_force
 from jouled.cli.arguments import here
 from jouled.cli.output import mode_text
 from jouled.cli.site import open_site, require_root
-from jouled.errors import UsageError
+from jouled.errors import NotPermittedError, UsageError
 from jouled.job.site import Site
 from jouletune.space import PowerMode
 
@@ -46,6 +46,7 @@ def verify(arguments: argparse.Namespace) -> int:
         print(json.dumps({"schema": 1, **found, "mode": found["name"]}))
         return 5 if wrong else 0
     head = "wrong: not in force as it should be" if wrong else "ok: in force as it should be"
+    head = "unknown" if found["what"].startswith("unknown") else head
     print(f"{head}: {found['what']}, {found['text']}")
     for sentence in wrong:
         print(f"  wrong    {sentence}")
@@ -59,12 +60,15 @@ def verify(arguments: argparse.Namespace) -> int:
 def _verify(site: Site) -> dict[str, Any]:
     host = site.host
     board = _discover(site)
-    winner = winner_in_force(host, fingerprint(board, site.config.board.external_w))
-    mode, policy, home = _wanted(site, board, winner)
+    try:
+        winner = winner_in_force(host, fingerprint(board, site.config.board.external_w))
+        mode, policy, home = _wanted(site, board, winner)
+        snapshot = read_snapshot(host.state_dir)
+    except NotPermittedError:
+        return _unknown(site, board)
     comparison = Actuator(host, board, home, Method.SYSFS).compare(mode, policy)
     mismatches = list(comparison.mismatches)
     to_do = here("jouled tune again, or reboot: the board then comes back in its operator's mode", "")
-    snapshot = read_snapshot(host.state_dir)
     if snapshot is not None:
         holder = read_holder(host)
         if holder is not None:
@@ -83,6 +87,21 @@ def _verify(site: Site) -> dict[str, Any]:
         "mismatches": mismatches,
         "unknown": list(comparison.unknown),
         "to_do": to_do if mismatches else "",
+    }
+
+
+def _unknown(site: Site, board: Board) -> dict[str, Any]:
+    """Who may not read jouled's state does not know what should be in force; nothing is called wrong then."""
+    return {
+        "board": board.file.name,
+        "base_mode": board.base_mode.name,
+        "what": "unknown to this user",
+        "name": mode_name(board.reference),
+        "text": f"the state in {site.host.state_dir} is for root and group jouled",
+        "policy": ClocksPolicy.CAPPED.value,
+        "mismatches": [],
+        "unknown": [str(site.host.state_dir)],
+        "to_do": "",
     }
 
 

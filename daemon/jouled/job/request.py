@@ -43,9 +43,14 @@ class Request:
             ("job.guard", job.guard, ()),
             ("job.keep_samples", job.keep_samples, False),
         )
+        if self.config.board.meter not in ("auto", "sysfs"):
+            raise ConfigError(
+                f"board.meter: this version reads the board's own sensors only, got {self.config.board.meter!r}",
+                hint="leave board.meter out",
+            )
         for key, got, only in wanted:
             if got != only:
-                raise ConfigError(f"{key}: this version knows only {only!r}, got {got!r}", hint=f"leave {key} out")
+                raise ConfigError(f"{key}: not in this version yet, got {got!r}", hint=f"leave {key} out")
 
     def settings(self) -> MeasuringSettings:
         """How windows are taken."""
