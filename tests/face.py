@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from jouled.control.app import Control
 from jouled.control.events import Streams
 from jouled.control.peers import Peers
 from jouled.control.server import Server, bound_socket
-from jouled.errors import JouledError
+from jouled.job.result import JobResult
+from jouled.job.result import Side as JobSide
 from jouled.state import (
     BoardInfo,
     Conflict,
@@ -34,7 +36,7 @@ from jouled.state import (
     Status,
     Winner,
 )
-from jouletune.space import PowerMode
+from jouletune.space import Candidate, PowerMode, Variant
 
 MODE = PowerMode(12, 1_497_600_000, 918_000_000, 2_133_000_000)
 JOB = "0123456789ab"
@@ -104,38 +106,115 @@ STATUS = Status(
 )
 
 
+CHANGE = {
+    "mode": "12-1497.6-918-2133",
+    "policy": "capped",
+    "from": "12-2201.6-1300.5-3199",
+    "to_source": "winner",
+    "method": "nvpmodel",
+    "warnings": [],
+}
+VERIFIED = {
+    "full": True,
+    "busy": False,
+    "holder": "",
+    "mode": "12-1497.6-918-2133",
+    "policy": "capped",
+    "what": "the winner",
+    "mismatches": [],
+    "unknown": [],
+    "warnings": [],
+    "to_do": "",
+}
+MODES = {
+    "board": "agx-orin-64gb",
+    "base_mode": "MAXN",
+    "grid_size": 1,
+    "modes": [
+        {
+            "name": "12-1497.6-918-2133",
+            "mode": asdict(MODE),
+            "variant": asdict(Variant()),
+            "state": ["in force"],
+            "measured": {"energy_j": 0.878},
+        }
+    ],
+}
+ENTRIES = (
+    {
+        "kind": "change",
+        "wall_s": NOW_S - 60,
+        "event": "applied",
+        "who": "uid 0 (root)",
+        "from": "a",
+        "to": "b",
+        "why": "user",
+    },
+    {"kind": "request", "wall_s": NOW_S - 61, "verb": "apply", "who": "uid 0 (root)", "target": "winner"},
+    {
+        "kind": "job",
+        "wall_s": NOW_S - 7_900,
+        "job": JOB,
+        "who": "uid 1000 (pepe)",
+        "request": {"latency_bound_ratio": 1.2},
+        "outcome": "tuned",
+        "reason": {"code": "converged", "text": "takes 13.9 % less"},
+        "saving_ratio": 0.139,
+    },
+)
+
+
+def make_result(outcome: str = "tuned", **more: Any) -> dict[str, Any]:
+    """A job's result as `tune --json` prints it."""
+    side = JobSide(Candidate(MODE, Variant()), "capped", 1.02, 0.01, (1.0, 1.04), 0.024, 0.025, 900, 30.6, 30.0, 4)
+    result = JobResult(JOB, outcome=outcome, reason_code="converged", reason_text="takes 13.9 % less")
+    result.reference, result.winner = side, replace(side, energy_j=0.878, latency_upper_s=math.inf)
+    result.saving_ratio, result.saving_interval = 0.139, (0.121, 0.157)
+    return {**result.as_json(), **more}
+
+
 @dataclass
 class FakeFace:
-    """Answers as told; `calls` are the changes that it was asked for. `failing`: what each of them raises."""
+    """Answers as told; `calls` are the changes that it was asked for. `failing`: what everything raises."""
 
     current: Status = STATUS
     running: str = ""
-    failing: JouledError | None = None
+    failing: Exception | None = None
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     queues: list[asyncio.Queue[Mapping[str, Any] | None]] = field(default_factory=list)
-    jobs: dict[str, Mapping[str, Any]] = field(default_factory=lambda: {JOB: {"job": JOB, "outcome": "tuned"}})
-    entries: list[Mapping[str, Any]] = field(default_factory=list)
+    jobs: dict[str, Mapping[str, Any]] = field(
+        default_factory=lambda: {JOB: {**ENTRIES[2], "is_running": False, "result": make_result()}}
+    )
+    entries: Sequence[Mapping[str, Any]] = ENTRIES
+    verified: Mapping[str, Any] = field(default_factory=lambda: VERIFIED)
 
     def status(self) -> Status:
+        self._check()
         return self.current
 
     def decision(self) -> Mapping[str, Any] | None:
-        return {"job": JOB, "outcome": "tuned", "saving_ratio": float("nan")}
+        self._check()
+        return make_result()
 
     def modes(self) -> Mapping[str, Any]:
-        return {"board": "agx-orin-64gb", "base_mode": "MAXN", "grid_size": 0, "modes": []}
+        self._check()
+        return MODES
 
     def history(self, limit: int) -> Sequence[Mapping[str, Any]]:
+        self._check()
         return self.entries[:limit]
 
     def job(self, job: str) -> Mapping[str, Any] | None:
+        self._check()
         return self.jobs.get(job)
 
     def trials(self, job: str) -> Sequence[Mapping[str, Any]] | None:
-        return [] if job in self.jobs else None
+        self._check()
+        return [{"index": 3}] if job in self.jobs else None
 
     @asynccontextmanager
     async def subscribe(self) -> AsyncIterator[AsyncIterator[Mapping[str, Any]]]:
+        self._check()
         queue: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
         self.queues.append(queue)
         try:
@@ -157,25 +236,32 @@ class FakeFace:
         self._note("cancel", job, peer)
 
     async def apply(self, target: str, peer: Peer) -> Mapping[str, Any]:
-        return self._note("apply", target, peer)
+        self._note("apply", target, peer)
+        return CHANGE
 
     async def rollback(self, peer: Peer) -> Mapping[str, Any]:
-        return self._note("rollback", peer)
+        self._note("rollback", peer)
+        return {**CHANGE, "to_source": "reference"}
 
     async def verify(self, peer: Peer) -> Mapping[str, Any]:
-        return {"mismatches": [], "unknown": [], "mode": "12-1497.6-918-2133", "policy": "capped"}
+        self._check()
+        return self.verified
 
     async def pause(self, for_s: float | None, peer: Peer) -> Mapping[str, Any]:
-        return self._note("pause", for_s, peer)
+        self._note("pause", for_s, peer)
+        return {"paused": for_s != 0, "until_wall_s": None, "state": "paused", "to_do": ""}
 
     async def forget(self, mode: str | None, held: bool, peer: Peer) -> Mapping[str, Any]:
-        return self._note("forget", mode, held, peer)
+        self._note("forget", mode, held, peer)
+        return {"mode": mode, "held": held, "forgotten": True}
 
-    def _note(self, *call: Any) -> Mapping[str, Any]:
+    def _check(self) -> None:
         if self.failing is not None:
             raise self.failing
+
+    def _note(self, *call: Any) -> None:
+        self._check()
         self.calls.append(call)
-        return {"done": call[0]}
 
 
 async def _drain(queue: asyncio.Queue[Mapping[str, Any] | None]) -> AsyncIterator[Mapping[str, Any]]:
@@ -273,6 +359,7 @@ def serving(
     peers: Peers | None = None,
     heartbeat_s: float = 10.0,
     patience_s: float = 10.0,
+    most_streams: int = 32,
 ) -> Iterator[Serving]:
     """A control server on a socket in `folder`, ended and joined at the end."""
     face = face or FakeFace()
@@ -281,7 +368,7 @@ def serving(
 
     async def run() -> None:
         control = Control(face, config or make_config(), peers)
-        control.streams = Streams(face, heartbeat_s=heartbeat_s)
+        control.streams = Streams(face, most=most_streams, heartbeat_s=heartbeat_s)
         server = Server(control.app(), patience_s=patience_s)
         try:
             await server.start(bound_socket(folder / "control.sock"))

@@ -187,7 +187,7 @@ def test_a_refused_change_is_logged_in_one_line_whatever_its_path_holds(
 
 
 def test_what_is_no_number_is_null(server: Serving) -> None:
-    assert server.ask("GET", "/v1/decision").json["decision"]["saving_ratio"] is None
+    assert server.ask("GET", "/v1/decision").json["decision"]["winner"]["latency_upper_s"] is None
 
 
 def test_status_is_the_snapshot_with_every_key(server: Serving) -> None:
@@ -351,14 +351,17 @@ def test_what_the_service_says_becomes_a_problem(
 
 
 def test_cancel_of_a_job_that_is_over_is_a_conflict(server: Serving) -> None:
-    server.face.failing = UsageError("it has ended")
+    async def cancel(job: str, peer: Peer) -> None:
+        raise UsageError("it has ended")
+
+    server.face.cancel = cancel  # type: ignore[method-assign]
     assert server.ask("POST", f"/v1/jobs/{JOB}/cancel").status == 409
 
 
 def test_an_error_that_nobody_thought_of_is_a_problem_too_and_logged(
     server: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.face.failing = ZeroDivisionError("secret")  # type: ignore[assignment]  # no JouledError, on purpose
+    server.face.failing = ZeroDivisionError("secret")
     reply = server.ask("POST", "/v1/rollback")
     assert (reply.status, _kind(reply)) == (500, "failed")
     assert b"secret" not in reply.body
