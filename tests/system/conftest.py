@@ -352,10 +352,17 @@ _CONFIG = """\
 schema = 1
 [target]
 latency_bound_ratio = 1.4
+[workload]
+default = "detector"
+[workloads.detector]
+kind = "tensorrt"
+engine = "/opt/app/detector.plan"
+arrival = "rate"
+rate_hz = 30.0
 [board]
 boot_delay_s = 3.0
 [job]
-budget = 6
+budget = 10
 [keep]
 verify_interval_s = 1.0
 [control]

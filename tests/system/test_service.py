@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from jouled.install.units import UNITS
 
@@ -59,7 +60,6 @@ def _give_rights(container: Container) -> None:
         ('change_group = ""', 'change_group = "tuners"'),
         ("boot_delay_s = 60.0", "boot_delay_s = 3.0"),
         ("verify_interval_s = 10.0", "verify_interval_s = 1.0"),
-        ("budget = 15", "budget = 8"),
     ):
         assert line in config
         config = config.replace(line, other)
@@ -77,9 +77,7 @@ def _tune(container: Container) -> str:
     job = container.retune(user=ANNA, latency_bound_ratio=1.4)
     status = container.wait_for_job(job)
     assert status["last_job"]["outcome"] == "tuned", status
-    status = container.wait_for_state("idle")
-    assert status["in_force"]["source"] == "winner"
-    assert status["in_force"]["verified"]
+    status = container.wait_for(partial(_winner_in_force, container), "winner in force")
     assert OPERATORS in container.nvpmodel()
     assert ANNA in container.journal()
     return str(status["in_force"]["name"])
@@ -114,12 +112,18 @@ def _reboot(container: Container, in_force: str, stock: dict[str, str]) -> None:
     status = container.wait_for_state("waiting", "idle")
     if status["state"] == "waiting":
         assert container.knobs() == stock
-    status = container.wait_for_state("idle")
-    assert (status["in_force"]["source"], status["in_force"]["name"]) == ("winner", in_force)
-    assert status["in_force"]["verified"]
+        assert in_force in status["next"]["text"]
+    status = container.wait_for(partial(_winner_in_force, container), "winner in force")
+    assert status["in_force"]["name"] == in_force
     assert container.knobs() == before
     assert OPERATORS in container.nvpmodel()
-    assert re.search(r"boot", container.journal())
+    assert re.search(rf"applied: \S+ -> {in_force} \(boot\)", container.journal())
+
+
+def _winner_in_force(container: Container) -> dict[str, Any] | None:
+    found = container.status()
+    is_so = bool(found) and found["in_force"]["source"] == "winner" and found["in_force"]["verified"]
+    return found if is_so else None
 
 
 def _uninstall(container: Container) -> None:
