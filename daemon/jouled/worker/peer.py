@@ -8,6 +8,7 @@ import pwd
 import socket
 import struct
 import threading
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from jouled.job.cancel import Cancellation
@@ -28,6 +29,7 @@ DAEMON_USER = "jouled"
 GONE = "daemon_gone"
 _SEND_S = 5.0
 _CHUNK = 64 << 10
+_LAST_CHUNKS = 16
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -83,7 +85,12 @@ class Peer:
             self.cancellation.ask(GONE, "the daemon does not listen any more")
 
     def close(self) -> None:
-        """Nothing more is said; what was said still arrives."""
+        """Nothing more is said; what was said still arrives: unread bytes would make it a reset."""
+        self.channel.setblocking(False)
+        with suppress(OSError):
+            for _ in range(_LAST_CHUNKS):
+                if not self.channel.recv(_CHUNK):
+                    break
         self.channel.close()
 
     # --- what it says -----------------------------------------------------------------------------------
