@@ -526,6 +526,15 @@ def test_a_client_that_trickles_is_dropped(tmp_path: Path) -> None:
         _push(client, b"X-A: b\r\n")
 
 
+def test_a_client_that_goes_away_in_mid_request_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(tmp_path) as server:
+        for _ in range(20):
+            with server.connect() as client:
+                client.sendall(b"POST /v1/retune HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        assert server.ask("GET", "/v1/status").status == 200
+    assert caplog.messages == []
+
+
 def test_an_idle_connection_is_dropped(tmp_path: Path) -> None:
     with serving(tmp_path, patience_s=0.1) as server, server.connect() as client:
         client.sendall(b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -47,16 +47,20 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Have the worker compare every knob; 5 where one is wrong."""
+    """Have the worker compare every knob; 5 where one is wrong, 12 where somebody else holds the board."""
     found = client_of(arguments).post("/v1/verify", timeout_s=_CHANGE_S)
-    wrong, unknown = found.get("mismatches") or [], found.get("unknown") or []
-    what = found.get("what", "what is wanted")
-    lines = [f"{'wrong' if wrong else 'ok'}: {what} should be in force: {_mode_of(found)}"]
-    lines += [f"  wrong    {sentence}" for sentence in wrong]
+    wrong, unknown, is_busy = found.get("mismatches") or [], found.get("unknown") or [], bool(found.get("busy"))
+    if is_busy:
+        lines = [f"busy: {found.get('holder') or 'another process'} holds the board, whose modes come and go"]
+    else:
+        what = found.get("what") or "this mode"
+        lines = [f"{'wrong' if wrong else 'ok'}: {what} should be in force: {_mode_of(found)}"]
+        lines += [f"  wrong    {sentence}" for sentence in wrong]
     lines += [f"  unknown  {len(unknown)} knobs could not be read"] if unknown else []
+    lines += [f"  warning  {text}" for text in _texts(found.get("warnings"))]
     lines += [f"  to do    {found['to_do']}"] if wrong and found.get("to_do") else []
     _say(arguments, found, "\n".join(lines))
-    return 5 if wrong else 0
+    return 12 if is_busy else 5 if wrong else 0
 
 
 def _mode_of(found: Mapping[str, Any]) -> str:
@@ -141,14 +145,14 @@ def pause(arguments: argparse.Namespace) -> int:
     """Put the reference in force for a while; the winner comes back by itself."""
     for_s = 0.0 if arguments.end else arguments.for_s
     found = client_of(arguments).post("/v1/pause", {"for_s": for_s}, timeout_s=_CHANGE_S)
-    if arguments.end:
+    if for_s == 0:
         text = "the pause is over"
-    elif for_s is None:
+    elif found.get("until_wall_s") is None:
         text = "paused until further notice; jouled pause --end ends it"
     else:
-        now_s = time.time()
-        text = f"paused until {when(now_s + for_s, now_s)}; jouled pause --end ends it"
-    _say(arguments, found, text)
+        text = f"paused until {when(found['until_wall_s'], time.time())}; jouled pause --end ends it"
+    lines = [text, *([f"  to do    {found['to_do']}"] if found.get("to_do") else [])]
+    _say(arguments, found, "\n".join(lines))
     return 0
 
 

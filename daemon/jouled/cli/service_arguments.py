@@ -29,7 +29,7 @@ def is_for_service(arguments: argparse.Namespace) -> bool:
 def length(text: str) -> float:
     """`2h`, `90`, `1.5 d` in seconds."""
     found = _LENGTH.fullmatch(text.strip())
-    if found is None or float(found[1]) == 0:
+    if found is None:
         raise argparse.ArgumentTypeError(f"wanted a length of time such as 90, 30s, 15m, 2h or 1d, got {text!r}")
     return float(found[1]) * _UNITS_S[found[2] or ""]
 
@@ -56,7 +56,9 @@ def add_service_verbs(verbs: Any, board_options: Options, output_options: Option
     history.add_argument("-n", "--limit", metavar="N", type=_limit, default=20, help="how many (20)")
     pause = verb("pause", "put the board's own mode in force for a while")
     which = pause.add_mutually_exclusive_group()
-    which.add_argument("--for", metavar="TIME", dest="for_s", type=length, help="30s, 15m, 2h, 1d; else until --end")
+    which.add_argument(
+        "--for", metavar="TIME", dest="for_s", type=length, help="30s, 15m, 2h, 1d; left out: until --end"
+    )
     which.add_argument("--end", action="store_true", help="end the pause: the winner comes back")
     for name in ("verify", "forget"):
         _socket(verbs.choices[name])

@@ -137,7 +137,10 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What is no HTTP is the client's doing, all else ours."""
+        """What is no HTTP is the client's doing, and so is its going away; all else is ours."""
+        if isinstance(exc, ConnectionError):
+            log.debug("a client went away in the middle of %s", request.path)
+            raise exc
         if request.writer.output_size > 0:
             raise ConnectionError("an answer had begun already")
         if status < 500:

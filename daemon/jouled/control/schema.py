@@ -31,9 +31,7 @@ Watts = Annotated[float, Meta(ge=0.5, le=1000, description="a number from 0.5 to
 Budget = Annotated[int, Meta(ge=2, le=10_000, description="an integer 2 to 10000 windows")]
 Gain = Annotated[float, Meta(ge=0, le=0.5, description="a number from 0 to 0.5 (0.02 = 2 %)")]
 Duration = Annotated[float, Meta(ge=60, le=604_800, description="a number from 60 to 604800 s")]
-Policy = Annotated[
-    str, Meta(pattern="^(capped|locked|both)$", max_length=6, description="capped | locked | both")
-]
+Policy = Annotated[str, Meta(pattern="^(capped|locked|both)$", max_length=6, description="capped | locked | both")]
 Flag = Annotated[bool, Meta(description="true or false")]
 Target = Annotated[
     str,
