@@ -91,7 +91,7 @@ def test_ending_says_before_after_rail_and_the_way_back(state: list[str], capsys
         "bound",
         "VDD_GPU_SOC+VDD_CPU_CV+VIN_SYS_5V0",
         "GPU cap 1300.5 -> ",
-        f"jouled virtual reboot {' '.join(state)}",
+        f"jouled rollback {' '.join(state)}",
         f"next: jouled verify {' '.join(state)}",
     ):
         assert wanted in told.out
@@ -362,7 +362,7 @@ def test_state_that_this_user_may_not_read_makes_nothing_wrong(
         raise NotPermittedError("state: may not be read by this user")
 
     assert main(tune_arguments(state, "--json")) == 0
-    monkeypatch.setattr("jouled.cli.verbs.winner_in_force", forbidden)
+    monkeypatch.setattr("jouled.worker.commands.winner_in_force", forbidden)
     monkeypatch.setattr("jouled.cli.modes.winner_in_force", forbidden)
     capsys.readouterr()
     assert main(["verify", *state, "--json"]) == 0

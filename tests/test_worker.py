@@ -203,6 +203,18 @@ class Scene:
         finally:
             made.close()
 
+    def serve(self, message: dict[str, Any]) -> None:
+        """A command that succeeds, as soon as the worker has noticed that others have gone."""
+        greeting: dict[str, Any] | None = {}
+        for _ in range(2000):
+            with self.client() as client:
+                greeting = client.line()
+                if greeting is not None and "hello" in greeting:
+                    client.say(message)
+                    assert client.rest()[-1]["ok"] is True
+                    return
+        raise AssertionError(f"it goes on saying {greeting}")
+
     def ask(self, message: dict[str, Any], **told: Any) -> dict[str, Any]:
         """One command to a fresh worker on a socket pair."""
         with self.pair(**told) as (child, client):
@@ -447,15 +459,7 @@ def test_peer_that_goes_before_its_command_costs_nothing(shared: Scene, data: by
     with shared.client() as client:
         client.line()
         client.channel.sendall(data)
-    greeting: dict[str, Any] | None = {}
-    for _ in range(1000):  # it may not have noticed yet that the other has gone
-        with shared.client() as client:
-            greeting = client.line()
-            if greeting is not None and "hello" in greeting:
-                client.say(VERIFY)
-                assert client.rest()[-1]["ok"] is True
-                return
-    raise AssertionError(f"it goes on saying {greeting}")
+    shared.serve(VERIFY)
 
 
 @pytest.mark.parametrize("data", [b"", b'{"command": "ver'])
@@ -475,6 +479,16 @@ def test_line_that_comes_in_pieces_is_one_command(shared: Scene) -> None:
         for piece in (b'{"comm', b'and": "ver', b'ify"}', b"\n"):
             client.channel.sendall(piece)
         assert client.rest()[-1]["ok"] is True
+
+
+def test_peers_that_hang_up_as_they_are_hung_up_on_do_not_deafen_it(shared: Scene) -> None:
+    for number in range(60):
+        with contextlib.ExitStack() as stack:
+            for _ in range(3):
+                client = stack.enter_context(shared.client())
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    client.channel.sendall(b'{"command": "forget", "held": true}\n' if number % 2 else b"nonsense\n")
+    shared.serve(VERIFY)
 
 
 def test_many_peers_at_once_are_each_greeted_or_told_busy(shared: Scene) -> None:

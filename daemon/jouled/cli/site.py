@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from jouled.job.site import Site
 
 if TYPE_CHECKING:
     from jouled.workload.runner import Arrival
+
+log = logging.getLogger(__name__)
 
 TREE = "board"
 
@@ -61,6 +64,16 @@ def tree_of(arguments: argparse.Namespace, real_state_dir: Callable[[], str]) ->
     else:
         return Path("/"), arguments.state_dir or Path(real_state_dir())
     return state_dir / TREE, state_dir
+
+
+def open_to_restore(arguments: argparse.Namespace) -> Site:
+    """As `open_site`; where the configuration is wrong, the defaults stand in for it: a restore needs none of it."""
+    try:
+        return open_site(arguments)
+    except ConfigError as error:
+        log.warning("%s; restored without it", error)
+    without = {"config": None, "has_no_config": True, "request": None, "base_mode": None}
+    return open_site(argparse.Namespace(**{**vars(arguments), **without}))
 
 
 def open_site(arguments: argparse.Namespace) -> Site:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from jouled.cli.arguments import here, program
+from jouled.cli.arguments import here
 from jouled.cli.output import duration, ending
 from jouled.cli.progress import Progress
 from jouled.cli.site import arrival_of, open_site, require_root
@@ -99,9 +99,7 @@ def _say(arguments: argparse.Namespace, site: Site, result: JobResult) -> None:
 
 
 def _undo(site: Site, result: JobResult) -> str:
-    if site.reboot is not None:
-        return f"{program()} virtual reboot {site.options}"
-    return f"reboot: nothing that jouled sets outlives one, and the board comes back in {result.base_mode}"
+    return f"{here('jouled rollback', site.options)}   (a reboot does it, too: the board then is in {result.base_mode})"
 
 
 def _plan_text(plan: dict[str, Any]) -> str:

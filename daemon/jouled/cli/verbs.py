@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
 from typing import Any
 
-from jouled.board.applied import Applied
-from jouled.board.apply import Actuator, ClocksPolicy, Method
-from jouled.board.board import Board, discover, fingerprint
-from jouled.board.knobs import Knobs, read_knobs
-from jouled.board.lock import hold_board, read_holder
-from jouled.board.modename import mode_name, parse_mode_name
-from jouled.board.pending import forget as forget_mode
-from jouled.board.pending import forget_held
+from jouled.board.apply import ClocksPolicy
+from jouled.board.board import Board, discover
+from jouled.board.lock import hold_board
+from jouled.board.modename import mode_name
 from jouled.board.restore import Found
-from jouled.board.restore import restore as restore_board
-from jouled.board.snapshot import boot_id, read_origin, read_snapshot
-from jouled.board.winner import home_of, winner_in_force
 from jouled.cli.arguments import here
 from jouled.cli.output import mode_text
-from jouled.cli.site import open_site, require_root
+from jouled.cli.site import open_site, open_to_restore, require_root
 from jouled.errors import NotPermittedError, UsageError
 from jouled.job.site import Site
+from jouled.worker.commands import asker, restore_board, verify_board
+from jouled.worker.commands import forget as lift
 from jouletune.space import PowerMode
 
 
@@ -58,36 +52,12 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def _verify(site: Site) -> dict[str, Any]:
-    host = site.host
-    board = _discover(site)
     try:
-        winner = winner_in_force(host, fingerprint(board, site.config.board.external_w))
-        mode, policy, home = _wanted(site, board, winner)
-        snapshot = read_snapshot(host.state_dir)
+        found = verify_board(site)
     except NotPermittedError:
-        return _unknown(site, board)
-    comparison = Actuator(host, board, home, Method.SYSFS).compare(mode, policy)
-    mismatches = list(comparison.mismatches)
-    to_do = here("jouled tune again, or reboot: the board then comes back in its operator's mode", "")
-    if snapshot is not None:
-        holder = read_holder(host)
-        if holder is not None:
-            mismatches.append(f"a job holds the board (pid {holder[0]}, jouled {holder[1]}): its modes are in force")
-            to_do = "wait for it to end"
-        else:
-            mismatches.append(f"job {snapshot.job} was interrupted and has left a snapshot")
-            to_do = here("jouled restore", site.options)
-    return {
-        "board": board.file.name,
-        "base_mode": board.base_mode.name,
-        "what": "the reference" if winner is None else "the winner",
-        "name": mode_name(mode),
-        "text": f"{mode_text(mode)}, {policy.value}",
-        "policy": policy.value,
-        "mismatches": mismatches,
-        "unknown": list(comparison.unknown),
-        "to_do": to_do if mismatches else "",
-    }
+        return _unknown(site, _discover(site))
+    text = f"{mode_text(PowerMode(**found['caps']))}, {found['policy']}"
+    return {**found, "name": found["mode"], "text": text, "to_do": here(found["to_do"], site.options)}
 
 
 def _unknown(site: Site, board: Board) -> dict[str, Any]:
@@ -105,37 +75,24 @@ def _unknown(site: Site, board: Board) -> dict[str, Any]:
     }
 
 
-def _wanted(site: Site, board: Board, winner: Applied | None) -> tuple[PowerMode, ClocksPolicy, Knobs]:
-    """What should be in force, and what rest means (minima, idle states): as found before jouled's first write."""
-    if winner is not None:
-        home = home_of(read_knobs(site.host.sysfs, board.domains), winner)
-        return winner.candidate.mode, ClocksPolicy(winner.policy), home
-    origin = read_origin(site.host.state_dir)
-    boot, sha256 = boot_id(site.host.sysfs), board.conf_sha256
-    if origin is not None and origin.holds(conf_sha256=sha256, base_mode=board.base_mode.name, boot_id=boot):
-        return board.reference, ClocksPolicy.CAPPED, origin.knobs
-    return board.reference, ClocksPolicy.CAPPED, read_knobs(site.host.sysfs, board.domains)
-
-
 # --- putting back -------------------------------------------------------------------------------------------
 
 
 def restore(arguments: argparse.Namespace) -> int:
-    """Finish what a crash left."""
-    site = open_site(arguments)
+    """Finish what a crash left; a configuration that is wrong does not keep it from that."""
+    site = open_to_restore(arguments)
     try:
         require_root(site, "restore")
-        report = restore_board(site.host)
+        report = restore_board(site, asker())
     finally:
         site.close()
     if arguments.json:
-        aside = None if report.set_aside is None else str(report.set_aside)
-        print(json.dumps({"schema": 1, **asdict(report), "found": report.found.value, "set_aside": aside}))
+        print(json.dumps({"schema": 1, **report}))
         return 0
-    print(_restored_text(report.found, report.job, len(report.changed)))
-    for sentence in report.changed:
+    print(_restored_text(Found(report["found"]), report["job"], len(report["changed"])))
+    for sentence in report["changed"]:
         print(f"  was      {sentence}")
-    for sentence in report.warnings:
+    for sentence in report["warnings"]:
         print(f"  warning  {sentence}")
     return 0
 
@@ -151,22 +108,23 @@ def _restored_text(found: Found, job: str | None, changed: int) -> str:
 
 
 def forget(arguments: argparse.Namespace) -> int:
-    """Lift a quarantine."""
+    """Lift a quarantine, or the state held."""
     site = open_site(arguments)
     try:
         require_root(site, "forget")
-        mode = None if arguments.held else parse_mode_name(arguments.mode)
-        with hold_board(site.host, verb="forget"):
-            lifted = forget_held(site.host) if mode is None else forget_mode(site.host, mode)
+        done = lift(site, arguments.mode, held=arguments.held, who=asker())
     finally:
         site.close()
-    name = "the state held" if mode is None else mode_name(mode)
+    lifted = done["forgotten"]
     if arguments.json:
-        print(json.dumps({"schema": 1, "mode": None if mode is None else name, "forgotten": lifted}))
-    elif mode is None:
+        print(json.dumps({"schema": 1, **done}))
+    elif arguments.held:
         print("jobs may run again" if lifted else "the board was not held")
     else:
+        name = arguments.mode
         print(f"{name} may be tried again" if lifted else f"nothing was held against {name}")
+        if done["winner_removed"]:
+            print(f"  and {name} is no winner any more: jouled tune finds one")
     return 0
 
 

@@ -16,7 +16,7 @@ from jouled.board.host import Host
 from jouled.board.pending import clear_pending
 from jouled.board.process import Processes
 from jouled.board.sysfs import Sysfs
-from jouled.cli.site import arrival_of, open_site, read_config, tree_of
+from jouled.cli.site import arrival_of, open_site, open_to_restore, read_config, tree_of
 from jouled.config import load
 from jouled.errors import ConfigError, NotPermittedError, UsageError
 from jouled.job.site import Site
@@ -53,13 +53,8 @@ class _Doors:
 
     def open(self, request: Mapping[str, object], *, is_restore: bool = False) -> Site:
         """Raises ConfigError unless `is_restore`: then the defaults stand in for a file that is wrong."""
-        try:
-            return open_site(self._with(request=request))
-        except ConfigError:
-            if not is_restore:
-                raise
-            log.warning("the configuration is wrong; a restore goes without it")
-            return open_site(self._with(request={}, config=None, has_no_config=True, state_dir=self.look.state_dir))
+        arguments = self._with(request=request)
+        return open_to_restore(arguments) if is_restore else open_site(arguments)
 
     def runner(self, site: Site) -> Runner:
         return site.make_runner(arrival_of(self._with(rate_hz=None), site.config))

@@ -224,9 +224,10 @@ class _Changing:
         """From here on knobs may be written; where the snapshot is still there on the way out, they are put back."""
         host, board, owner = self._host, self._board, uuid.uuid4().hex[:12]
         now_s, folder = host.clock.wall_s(), host.state_dir
-        write_origin_once(folder, Origin(board.conf_sha256, board.base_mode.name, self._home, now_s))
+        boot = boot_id(host.sysfs)
+        write_origin_once(folder, Origin(board.conf_sha256, board.base_mode.name, self._home, now_s, boot))
         snapshot = Snapshot(
-            boot_id=boot_id(host.sysfs),
+            boot_id=boot,
             job=owner,
             mark=owner,
             base_mode=board.base_mode.name,

@@ -14,12 +14,12 @@ from jouled.board.apply import Actuator, Method
 from jouled.board.board import discover, fingerprint
 from jouled.board.lock import hold_board, read_holder
 from jouled.board.modename import mode_name, parse_mode_name
-from jouled.board.pending import clear_survived, forget_held
+from jouled.board.pending import clear_survived, forget_held, pending_path, read_pending
 from jouled.board.pending import forget as forget_mode
-from jouled.board.restore import RestoreReport
-from jouled.board.snapshot import read_snapshot
+from jouled.board.restore import Found, RestoreReport
+from jouled.board.snapshot import boot_id, read_snapshot, snapshot_path
 from jouled.board.winner import delete_winner, read_winner, winner_in_force
-from jouled.errors import BusyError, NotPermittedError, UsageError
+from jouled.errors import BusyError, NotPermittedError, StateError, UsageError
 from jouled.job.cancel import Cancellation
 from jouled.job.events import Sink
 from jouled.job.site import Site
@@ -46,10 +46,24 @@ def restore_board(site: Site, who: str = "unknown", *, enter: Enter = no_phase) 
     """
     if not site.host.privileged:
         raise NotPermittedError("restore writes to the board and needs root", hint="sudo jouled restore")
+    if not _is_anything_left(site):
+        return {**report_fields(RestoreReport(Found.NOTHING)), "warnings": []}
     with hold_board(site.host, verb="restore"):
         enter("restore")
         mended = mend(site.host, who=who, why="restore")
     return {**report_fields(mended.report), "warnings": list(mended.warnings)}
+
+
+def _is_anything_left(site: Site) -> bool:
+    """A snapshot, or a pending.json that this boot has not made (or that nobody can read): mending judges both."""
+    host = site.host
+    if snapshot_path(host.state_dir).exists():
+        return True
+    try:
+        pending = read_pending(host.state_dir)
+    except StateError:
+        return True
+    return pending is not None and pending.boot_id != boot_id(host.sysfs)
 
 
 def report_fields(report: RestoreReport) -> dict[str, Any]:
@@ -64,7 +78,7 @@ def report_fields(report: RestoreReport) -> dict[str, Any]:
 def verify_board(site: Site) -> dict[str, Any]:
     """Compare every knob with what should be in force; nothing is written but the end of a survived pending.json.
 
-    Raises BoardError, StateError.
+    Raises BoardError, StateError, NotPermittedError (the state is not for this user).
     """
     host = site.host
     board = discover(host, site.config.board.base_mode)
@@ -72,8 +86,8 @@ def verify_board(site: Site) -> dict[str, Any]:
     wanted = should_be(host, board, in_force)
     found = Actuator(host, board, wanted.home, Method.SYSFS).compare(wanted.mode, wanted.policy)
     left, to_do = _what_jobs_left(site)
-    if host.privileged:
-        with suppress(BusyError), hold_board(host, verb="verify"):
+    if host.privileged and pending_path(host.state_dir).exists():
+        with suppress(BusyError, StateError), hold_board(host, verb="verify"):
             clear_survived(host)
     return {
         "board": board.file.name,
@@ -85,7 +99,7 @@ def verify_board(site: Site) -> dict[str, Any]:
         "mismatches": [*found.mismatches, *left],
         "unknown": list(found.unknown),
         "is_mask_wrong": found.is_mask_wrong,
-        "to_do": to_do,
+        "to_do": to_do if found.mismatches or left else "",
     }
 
 
@@ -104,7 +118,7 @@ def _what_jobs_left(site: Site) -> tuple[list[str], str]:
     if holder is not None:
         text = f"a job holds the board (pid {holder[0]}, jouled {holder[1]}): its modes are in force"
         return [text], "wait for it to end"
-    return [f"job {snapshot.job} was interrupted and has left a snapshot"], f"jouled restore {site.options}".rstrip()
+    return [f"job {snapshot.job} was interrupted and has left a snapshot"], "jouled restore"
 
 
 # --- forgetting ---------------------------------------------------------------------------------------------

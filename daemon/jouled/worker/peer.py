@@ -63,6 +63,7 @@ class Peer:
         self._inbox: SimpleQueue[Command | ProtocolError | None] = SimpleQueue()
         self._has_command = False
         self._is_gone = False
+        self.is_closed = False
         self._sending = threading.Lock()
 
     # --- what it is told --------------------------------------------------------------------------------
@@ -86,6 +87,7 @@ class Peer:
 
     def close(self) -> None:
         """Nothing more is said; what was said still arrives: unread bytes would make it a reset."""
+        self.is_closed = True
         self.channel.setblocking(False)
         with suppress(OSError):
             for _ in range(_LAST_CHUNKS):

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -389,9 +389,13 @@ class Sockets:
         self._wake_in.send(b"\0")
 
     def _run(self) -> None:
-        while not self._is_over:
-            for key, _ in self._selector.select():
-                key.data()
+        try:
+            while not self._is_over:
+                for key, _ in self._selector.select():
+                    key.data()
+        except Exception:  # a deaf worker must not live on: the next connection starts another
+            log.exception("a mistake in jouled: the worker ends")
+            self._server.stop("the worker does not hear any more")
 
     def _woken(self) -> None:
         for _ in self._wake_out.recv(64):
@@ -404,13 +408,13 @@ class Sockets:
 
     def _watch(self, peer: Peer) -> None:
         def receive() -> None:
-            if not peer.receive():
+            if not peer.is_closed and not peer.receive():  # hung up on in this very round
                 self._selector.unregister(peer.channel)
 
         self._selector.register(peer.channel, selectors.EVENT_READ, receive)
 
     def _forget(self, peer: Peer) -> None:
-        if peer.channel in self._selector.get_map():
+        with suppress(KeyError):  # it was unregistered when it went
             self._selector.unregister(peer.channel)
         peer.close()
 

@@ -15,7 +15,7 @@ from jouled.board.knobs import Knobs, read_knobs
 from jouled.board.lock import hold_board
 from jouled.board.pending import note_boot, read_quarantine
 from jouled.board.restore import Found, RestoreReport, restore_held
-from jouled.board.snapshot import read_origin
+from jouled.board.snapshot import boot_id, read_origin
 from jouled.board.switches import check_switches
 from jouled.board.winner import home_of, set_damaged_aside
 from jouled.errors import ConfigError, NotPermittedError, StateError
@@ -35,7 +35,7 @@ def no_phase(_: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What should be in force; `home`: what rest means (minima, idle states), as before the first write ever."""
+    """What should be in force; `home`: what rest means (minima, idle states), as before the first write in a boot."""
 
     mode: PowerMode
     policy: ClocksPolicy
@@ -48,9 +48,9 @@ def should_be(host: Host, board: Board, in_force: Applied | None) -> Wanted:
     if in_force is not None:
         return Wanted(in_force.candidate.mode, ClocksPolicy(in_force.policy), home_of(found, in_force))
     origin = read_origin(host.state_dir)
-    if origin is None or (origin.base_mode, origin.conf_sha256) != (board.base_mode.name, board.conf_sha256):
-        return Wanted(board.reference, ClocksPolicy.CAPPED, found)
-    return Wanted(board.reference, ClocksPolicy.CAPPED, origin.knobs)
+    ground = {"conf_sha256": board.conf_sha256, "base_mode": board.base_mode.name, "boot_id": boot_id(host.sysfs)}
+    home = origin.knobs if origin is not None and origin.holds(**ground) else found
+    return Wanted(board.reference, ClocksPolicy.CAPPED, home)
 
 
 @dataclass(frozen=True, slots=True)
