@@ -11,6 +11,7 @@ from jouled.board.board import discover
 from jouled.board.knobs import read_knobs
 from jouled.board.rails import find_meter
 from jouled.errors import UsageError, WorkloadError
+from jouled.virtual.machine import VirtualMachine
 from jouled.virtual.recorded import RecordedMachine
 from jouled.virtual.specs import spec_from_json
 from jouled.workload.runner import Arrival
@@ -164,6 +165,30 @@ def test_tree_goes_on_for_the_same_csv_and_is_refused_for_another(tmp_path: Path
     machine(tmp_path).close()
     with pytest.raises(UsageError, match=r"holds the board 'Recorded measurements \(a.csv\)', wanted .*b\.csv"):
         machine(tmp_path, name="b")
+
+
+def test_tree_is_refused_when_the_csv_has_other_contents_since(tmp_path: Path) -> None:
+    machine(tmp_path, GPU_EMC).close()
+    machine(tmp_path, GPU_EMC.replace("0.20", " 0.2")).close()  # the same, spelled otherwise
+    for changed in (GPU_EMC.replace("900000000", "950000000"), GPU_EMC.replace("1.9", "1.8")):
+        with pytest.raises(UsageError, match=r"root: was made of .*a\.csv, whose contents have changed since") as error:
+            machine(tmp_path, changed)
+        assert "--state-dir" in error.value.hint
+
+
+def test_board_of_another_kind_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    VirtualMachine(tmp_path / "root", programs="in_process").close()
+    before = (tmp_path / "root/.virtual/state.json").read_bytes()
+    with pytest.raises(UsageError, match=r"holds the board agx-orin-64gb \(NVIDIA.*\), wanted recorded"):
+        machine(tmp_path)
+    assert (tmp_path / "root/.virtual/state.json").read_bytes() == before
+    (tmp_path / "other").mkdir()
+    machine(tmp_path / "other").close()
+    with pytest.raises(
+        UsageError, match=r"holds the board recorded \(Rec.* \(a\.csv\)\), wanted agx-orin-64gb"
+    ) as error:
+        VirtualMachine(tmp_path / "other" / "root", programs="in_process")
+    assert "--state-dir" in error.value.hint
 
 
 def test_arrival_at_a_rate_is_refused(tmp_path: Path) -> None:

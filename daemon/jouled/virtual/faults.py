@@ -30,14 +30,37 @@ import os
 import time
 from typing import Any
 
+from jouled.errors import StateError
+
 FOLDER = ".virtual"
 _POLL_S = 0.005
+
+
+def damaged(root: str, name: str, what: str) -> StateError:
+    """A file of the tree's own folder that says nothing any more."""
+    return StateError(
+        f"{os.path.join(root, FOLDER, name)}: is damaged: {what}",
+        hint=f"remove the folder {root} to get a fresh board",
+    )
+
+
+def read_json(root: str, name: str) -> dict[str, Any]:
+    """A JSON object in the tree's own folder. Raises FileNotFoundError, StateError."""
+    try:
+        with open(os.path.join(root, FOLDER, name), encoding="utf-8") as file:
+            found = json.load(file)
+    except (ValueError, RecursionError, IsADirectoryError) as error:
+        raise damaged(root, name, str(error)) from error
+    if not isinstance(found, dict):
+        raise damaged(root, name, "wanted a JSON object")
+    return found
 
 
 class Faults:
     """The switches of one tree."""
 
     def __init__(self, root: str) -> None:
+        self._root = root
         self._folder = os.path.join(root, FOLDER)
         self._path = os.path.join(self._folder, "faults.json")
         self._stamp: tuple[int, int] | None = None
@@ -52,8 +75,7 @@ class Faults:
             return self._values
         stamp = (status.st_mtime_ns, status.st_size)
         if stamp != self._stamp:
-            with open(self._path, encoding="utf-8") as file:
-                self._values = json.load(file)
+            self._values = read_json(self._root, "faults.json")
             self._stamp = stamp
         return self._values
 

@@ -8,13 +8,12 @@ for each call.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import time
 from collections.abc import Callable, Sequence
 
-from jouled.virtual.faults import FOLDER, Faults, matches
+from jouled.virtual.faults import FOLDER, Faults, damaged, matches, read_json
 
 CPU = "/sys/devices/system/cpu"
 DEBUG = "/sys/kernel/debug"
@@ -255,8 +254,9 @@ class Kernel:
 
     def settle_hotplug(self) -> None:
         """Bring the online list, links and policies in line with the cpuN/online files; idempotent."""
-        with open(os.path.join(self.root, FOLDER, "cpus.json"), encoding="ascii") as file:
-            policies: dict[str, int] = json.load(file)
+        policies: dict[str, int] = read_json(self.root, "cpus.json")
+        if "0" not in policies or not all(cpu.isdecimal() and type(policies[cpu]) is int for cpu in policies):
+            raise damaged(self.root, "cpus.json", "wanted the policy of each cpu")
         online = [int(cpu) for cpu in policies if self.load(f"{CPU}/cpu{cpu}/online") == "1"]
         self.store(f"{CPU}/online", cpu_list(online))
         self.store(f"{CPU}/offline", cpu_list([int(cpu) for cpu in policies if int(cpu) not in online]))
@@ -324,6 +324,5 @@ class Kernel:
         self.store(where, str(at_most(self._emc_table(), min(asked, int(self.load(EMC_CAP))))))
 
     def _write_engine_cap(self, where: str, text: str, _: re.Match[str]) -> None:
-        with open(os.path.join(self.root, FOLDER, "engines.json"), encoding="utf-8") as file:
-            top: int = json.load(file)[where]
+        top: int = read_json(self.root, "engines.json")[where]
         self.store(where, str(min(self._unsigned(where, text), top)))

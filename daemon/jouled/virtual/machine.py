@@ -17,8 +17,9 @@ import numpy as np
 
 from jouled.board.host import Host
 from jouled.board.process import Child
+from jouled.errors import UsageError
 from jouled.virtual.clock import SimClock
-from jouled.virtual.faults import FOLDER
+from jouled.virtual.faults import FOLDER, damaged, read_json
 from jouled.virtual.flow import Flow
 from jouled.virtual.kernel import Kernel, overwrite
 from jouled.virtual.knobs import read_setting, wanted_setting
@@ -29,10 +30,10 @@ from jouled.virtual.processes import VirtualProcesses
 from jouled.virtual.programs import install
 from jouled.virtual.runner import VirtualRunner
 from jouled.virtual.sensors import Sensors
-from jouled.virtual.specs import BoardSpec
+from jouled.virtual.specs import BoardSpec, board_spec
 from jouled.virtual.supply import Supply
 from jouled.virtual.sysfs import VirtualSysfs
-from jouled.virtual.tree import BOOT_ID, boot, make_tree, tree_spec
+from jouled.virtual.tree import BOOT_ID, boot, is_tree, make_tree, tree_spec
 from jouled.virtual.truth import Truth, load_share, long_run
 from jouled.workload.runner import Arrival
 from jouletune.measurement import Completions
@@ -43,17 +44,34 @@ FIRST_BOOTTIME_S = 120.0
 BOOTTIME_S = 30.0
 BOOT_TAKES_S = 45.0
 _SAVE_EVERY_S = 10.0
+_LONGEST_S = 1e9  # no board is up for longer
+_LAST_WALL_S = 1e11
 
 
 class BoardReset(BaseException):
     """The board has reset: whatever ran on it is dead, its tree has booted anew."""
 
 
+def _wrong_state(state: dict[str, Any]) -> str | None:
+    """The first value that is none of a board that ran."""
+    if not isinstance(state.get("boot_id"), str):
+        return "boot_id"
+    limits = {"boottime_s": (0.0, _LONGEST_S), "boot_wall_s": (0.0, _LAST_WALL_S)}
+    if state.get("temperature_c") is not None:
+        limits["temperature_c"] = (-273.15, 1000.0)
+    for name, (low, high) in limits.items():
+        value = state.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            return name  # a NaN is within no limits
+    return None
+
+
 class VirtualMachine:
     """The board whose tree lies at `root`; made and booted if there is none, else going on with its knobs.
 
     `base_mode` is used for a new tree only. `plant` replaces the layer plant of `workload`. `programs`: "children" are
-    real processes. `on_reset`: "raise" BoardReset, or "exit" this process as a reset would (status 137).
+    real processes. `on_reset`: "raise" BoardReset, or "exit" this process as a reset would (status 137). Raises
+    UsageError where another board lies there, StateError where the tree is damaged.
     """
 
     plant: Plant
@@ -74,9 +92,11 @@ class VirtualMachine:
         on_reset: Literal["raise", "exit"] = "raise",
     ) -> None:
         self.root = root
-        if not (root / FOLDER / "board.json").exists():
-            make_tree(root, board, base_mode)
+        wanted = board_spec(board) if isinstance(board, str) else board
+        if not is_tree(root):
+            make_tree(root, wanted, base_mode)
         self.spec = tree_spec(root)
+        self._refuse_other(wanted)
         self.plant = LayerPlant(load_workload(workload)) if plant is None else plant
         self._seed = seed
         self._programs = programs
@@ -95,6 +115,13 @@ class VirtualMachine:
 
     # --- begin and end
 
+    def _refuse_other(self, wanted: BoardSpec) -> None:
+        if self.spec.name != wanted.name:
+            raise UsageError(
+                f"{self.root}: holds the board {self.spec.name} ({self.spec.model}), wanted {wanted.name}",
+                hint="name another folder with --state-dir",
+            )
+
     def _load_state(self) -> dict[str, Any]:
         fresh = {
             "boot_id": self.kernel.load(BOOT_ID),
@@ -103,9 +130,12 @@ class VirtualMachine:
             "temperature_c": None,
         }
         try:
-            state: dict[str, Any] = json.loads(self._state_path.read_text())
+            state = read_json(str(self.root), "state.json")
         except FileNotFoundError:
             return fresh
+        wrong = _wrong_state(state)
+        if wrong is not None:
+            raise damaged(str(self.root), "state.json", f"{wrong}: got {state.get(wrong)!r:.60}")
         if state["boot_id"] == fresh["boot_id"]:
             return state
         ended_s = state["boot_wall_s"] + state["boottime_s"]  # another boot since: time went on

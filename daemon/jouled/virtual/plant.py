@@ -106,7 +106,7 @@ def load_workload(name: str) -> Workload:
     if not path.is_file():
         known = ", ".join(sorted(path.stem for path in WORKLOADS.glob("*.toml")))
         raise UsageError(f"no virtual workload {name!r}; there are {known}")
-    fields: dict[str, Any] = tomllib.loads(path.read_text())
+    fields: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     layers = tuple(Layer(**layer) for layer in fields.pop("layers"))
     return Workload(name=name, layers=layers, **fields)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from contextlib import suppress
 
 from jouled.virtual.console import Console, StreamConsole
 from jouled.virtual.faults import FOLDER
@@ -35,10 +36,11 @@ def install(root: str) -> None:
                 if file.read() == text:
                     continue
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path + ".new", "w", encoding="utf-8") as file:
+        fresh = f"{path}.{os.getpid()}.new"  # another process may be opening the same board
+        with open(fresh, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(path + ".new", 0o755)
-        os.replace(path + ".new", path)
+        os.chmod(fresh, 0o755)
+        os.replace(fresh, path)
 
 
 def hand_over(root: str, took_s: float) -> None:
@@ -55,7 +57,8 @@ def collect(root: str) -> float:
             total_s = sum(float(line) for line in file)
     except FileNotFoundError:
         return 0.0
-    os.unlink(path)
+    with suppress(FileNotFoundError):
+        os.unlink(path)
     return total_s
 
 

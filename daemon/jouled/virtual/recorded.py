@@ -8,6 +8,7 @@ like the nearest row.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,6 +57,12 @@ def _distinct(table: Table, name: str) -> tuple[int, ...]:
     return tuple(sorted(values - {None}))
 
 
+def _digest(table: Table) -> str:
+    """Another one for other measurements, the same for another spelling of the same."""
+    lines = (f"{row.candidate} {row.latency_s!r} {row.energy_j!r}\n" for row in table.rows)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:8]
+
+
 def _in_khz(clocks_hz: Sequence[int], name: str, *, where: Path) -> tuple[int, ...]:
     odd = next((hz for hz in clocks_hz if hz % 1000), None)
     if odd is not None:
@@ -77,7 +84,7 @@ def recorded_spec(table: Table, path: Path) -> BoardSpec:
         name="recorded",
         model=f"Recorded measurements ({path.name})",
         compatible=("nvidia,p0000-0000", "nvidia,tegra234"),
-        conf_name="nvpmodel_recorded.conf",
+        conf_name=f"nvpmodel_recorded_{_digest(table)}.conf",
         clusters=tuple(tuple(range(first, min(first + _CLUSTER, cores))) for first in range(0, cores, _CLUSTER)),
         cpu_table_khz=cpu_khz,
         cpu_floor_khz=min(cpu_khz),
@@ -170,12 +177,19 @@ class RecordedMachine(VirtualMachine):
         spec = recorded_spec(self.table, path)
         noise = _noise(energy_sd, latency_sd, request_sd)
         plant = RecordedPlant(self.table, rail_of(path), name=path.stem, noise=noise)
+        self._path = path
         super().__init__(root, board=spec, seed=seed, plant=plant, programs=programs)
-        if self.spec != spec:
-            raise UsageError(
-                f"{root}: holds the board {self.spec.model!r}, wanted the one made of {path}",
-                hint="remove that folder, or name another state folder",
-            )
+
+    def _refuse_other(self, wanted: BoardSpec) -> None:
+        super()._refuse_other(wanted)
+        if self.spec == wanted:
+            return
+        what = f"holds the board {self.spec.model!r}, wanted the one made of {self._path}"
+        if self.spec.model == wanted.model:
+            what = f"was made of {self._path}, whose contents have changed since"
+        raise UsageError(
+            f"{self.root}: {what}", hint=f"name another folder with --state-dir, or remove the folder {self.root}"
+        )
 
     @property
     def space(self) -> Space:

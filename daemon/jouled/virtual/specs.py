@@ -92,7 +92,7 @@ def _tuples(value: Any) -> Any:
 
 
 def spec_from_json(text: str) -> BoardSpec:
-    """The inverse of `to_json`. Raises UsageError or TypeError for a text of another version."""
+    """The inverse of `to_json`. Raises ValueError, TypeError, LookupError or AttributeError for another text."""
     fields = json.loads(text)
     modes = tuple(StockMode(**{k: _tuples(v) for k, v in mode.items()}) for mode in fields.pop("modes"))
     chips = tuple(

@@ -5,16 +5,21 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import random
 import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from jouled.errors import StateError
 from jouled.virtual import nvpmodel
 from jouled.virtual.conf import ENGINES, HOST1X, stock_conf
-from jouled.virtual.faults import FOLDER
+from jouled.virtual.faults import FOLDER, damaged
 from jouled.virtual.kernel import CPU, DEBUG, DEVFREQ, EMC, EMC_CAP, GPU, Kernel, cpu_list
 from jouled.virtual.specs import AGX_ORIN_64GB, BoardSpec, Channel, Chip, board_spec, spec_from_json
 
@@ -27,7 +32,8 @@ AMBIENT_MC = 45000
 def _put(root: Path, path: str, text: str | int) -> None:
     target = root / path.lstrip("/")
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text if isinstance(text, str) and text.endswith(("\n", "\0")) else f"{text}\n")
+    whole = text if isinstance(text, str) and text.endswith(("\n", "\0")) else f"{text}\n"
+    target.write_text(whole, encoding="utf-8")
 
 
 def _link(root: Path, path: str, target: str) -> None:
@@ -199,19 +205,61 @@ def _make_thermal(root: Path, spec: BoardSpec) -> None:
 def make_tree(root: Path, board: str | BoardSpec = AGX_ORIN_64GB, base_mode: str | None = None) -> None:
     """Make the files of `board` in the folder `root` and boot it into `base_mode` (by name; its boot mode if None).
 
-    Raises ValueError for an unknown board or mode.
+    It is made beside `root` and renamed: nobody sees a part of it, and of two that make it at once the second finds
+    the first one's. Raises UsageError for an unknown board or mode, StateError, OSError.
     """
     spec = board_spec(board) if isinstance(board, str) else board
     mode = spec.mode(base_mode or spec.boot_mode)
-    (root / FOLDER).mkdir(parents=True, exist_ok=True)
-    _make_lasting(root, spec)
-    _put(root, STATUS, f"pmode:{mode.id:04d}")
-    boot(root, spec)
+    root = Path(os.path.realpath(root))
+    fresh = root.with_name(f".{root.name}.new")
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(root.parent):
+        if is_tree(root):
+            return
+        if fresh.exists():  # whoever made it was killed
+            shutil.rmtree(fresh)
+        (fresh / FOLDER).mkdir(parents=True)
+        _make_lasting(fresh, spec)
+        _put(fresh, STATUS, f"pmode:{mode.id:04d}")
+        boot(fresh, spec)
+        _take_place(fresh, root)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One maker at a time in `folder`."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take_place(fresh: Path, root: Path) -> None:
+    try:
+        os.rename(fresh, root)
+    except OSError as error:
+        shutil.rmtree(fresh)
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+            raise
+        raise StateError(
+            f"{root}: is not empty and holds no virtual board",
+            hint=f"remove the folder {root} to get a fresh board, or name another folder with --state-dir",
+        ) from error
+
+
+def is_tree(root: Path) -> bool:
+    """Does a virtual board lie at `root`?"""
+    return (root / FOLDER / "board.json").exists()
 
 
 def tree_spec(root: Path) -> BoardSpec:
-    """The board that the tree at `root` was made of. Raises FileNotFoundError where there is no tree."""
-    return spec_from_json((root / FOLDER / "board.json").read_text())
+    """The board that the tree at `root` was made of. Raises FileNotFoundError where there is no tree, StateError."""
+    try:
+        return spec_from_json((root / FOLDER / "board.json").read_text(encoding="utf-8"))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise damaged(str(root), "board.json", f"wanted the description of a board: {error}") from error
 
 
 def boot(root: Path, spec: BoardSpec | None = None) -> None:
