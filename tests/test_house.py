@@ -133,6 +133,18 @@ def test_no_two_modules_import_each_other() -> None:
         pytest.fail(f"a circle of imports: {' → '.join(error.args[1])}")
 
 
+@pytest.mark.parametrize("module", sorted(_modules()))
+def test_texts_are_read_and_written_in_the_encoding_that_the_module_names(module: str) -> None:
+    for node in ast.walk(_modules()[module]):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            given = {keyword.arg: keyword.value for keyword in node.keywords}
+            positional = len(node.args) - (node.func.attr == "write_text")
+            is_file = node.func.attr in ("read_text", "write_text") and positional <= 0
+            is_child = isinstance(given.get("text"), ast.Constant)
+            if is_file or is_child:
+                assert "encoding" in given, f"{module}:{node.lineno}: under LC_ALL=C this is ASCII"
+
+
 def test_the_virtual_board_shares_nothing_with_the_surrogate() -> None:
     for module in _modules():
         if module.startswith("jouled.virtual"):

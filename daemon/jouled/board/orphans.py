@@ -23,7 +23,7 @@ _ROUNDS = 20  # a child may fork between the look and the kill
 def _is_dead(pid: int) -> bool:
     """Gone, or a zombie: it writes nothing any more."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return True
     return text.rpartition(")")[2].split()[0] in {"Z", "X"}

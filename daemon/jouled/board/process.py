@@ -53,7 +53,7 @@ class Child:
 def start_ticks(pid: int) -> int | None:
     """Field 22 of /proc/PID/stat: when it started; None when there is no such process."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     return int(text.rpartition(")")[2].split()[19])
@@ -62,7 +62,7 @@ def start_ticks(pid: int) -> int | None:
 def is_uninterruptible(pid: int) -> bool:
     """Is it in uninterruptible sleep (state D)?"""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return False
     return text.rpartition(")")[2].split()[0] == "D"
@@ -118,6 +118,7 @@ class Processes:
                 env=self._environment(),
                 start_new_session=True,
                 text=True,
+                encoding="utf-8",
                 errors="replace",
             )
         except OSError as error:

@@ -106,7 +106,7 @@ class Sysfs:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             fresh = target.with_name(f".{target.name}.new")
-            fresh.write_text(text)
+            fresh.write_text(text, encoding="utf-8")
             os.replace(fresh, target)
         except OSError as error:
             raise _error(path, "place", error) from error

@@ -29,4 +29,4 @@ def render(text: str, command: Sequence[str]) -> str:
 
 def read_shipped(name: str) -> str:
     """A file of units/."""
-    return (SHIPPED / name).read_text()
+    return (SHIPPED / name).read_text(encoding="utf-8")
