@@ -127,7 +127,9 @@ def test_lock_file_replaced_meanwhile_excludes_nobody_twice(host: Host) -> None:
             pytest.fail("two hold the board")
 
 
-@pytest.mark.parametrize("text", ["[" * 200_000, '{"pid": 1e999}', '{"pid": Infinity}', "garbage"])
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, '{"pid": 1e999}', '{"pid": Infinity}', "garbage"], ids=["deep", "huge", "inf", "text"]
+)
 def test_damaged_holder_file_names_nobody(host: Host, text: str) -> None:
     folder(host).mkdir(parents=True)
     (folder(host) / "holder.json").write_text(text)

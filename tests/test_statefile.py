@@ -195,6 +195,7 @@ def test_content_is_on_the_disk_before_the_name_and_the_name_before_the_return(
         '{"schema": "jouled.test/1", "number": ' + "9" * 5000 + "}",
         '{"schema": "\\ud800"}',
     ],
+    ids=["deepest", "deep", "nan", "number", "surrogate"],
 )
 def test_json_beyond_all_measure_is_damage(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.json"
