@@ -121,8 +121,9 @@ class Service(Loop):
         verdict = self.outlook.verdict
         if verdict.state in _FORBIDS:
             raise Refused(_FORBIDS[verdict.state], hint=verdict.to_do)
-        if verdict.do is Do.RESTORE:
-            raise Conflict("what a crash left is being put back", hint="ask again in a moment")
+        if verdict.do is Do.RESTORE or self.outlook.known.has_snapshot:
+            trouble = self.outlook.memory.trouble or "what a crash left is being put back"
+            raise Conflict(trouble, hint="ask again in a moment")
 
     def _require_no_pause(self) -> None:
         if self.outlook.verdict.state is State.PAUSED:
@@ -142,16 +143,15 @@ class Service(Loop):
 
     def _check_request(self, request: Mapping[str, Any]) -> None:
         asked = {name: value for name, value in request.items() if name != "dry_run"}
-        config = self._check(asked)
-        if not config.target.has_bound():
+        limit_s, bound_s = self.config.target.max_latency_bound_s, asked.get("latency_bound_s")
+        if limit_s is not None and isinstance(bound_s, float | int) and bound_s > limit_s:
+            raise Refused(
+                f"latency_bound_s: wanted at most target.max_latency_bound_s ({limit_s:g} s), got {bound_s:g} s"
+            )
+        if not self._check(asked).target.has_bound():
             raise ConfigError(
                 "no latency bound: neither the request nor the configuration names one",
                 hint="ask with latency_bound_s or latency_bound_ratio",
-            )
-        limit_s, bound_s = config.target.max_latency_bound_s, asked.get("latency_bound_s")
-        if limit_s is not None and bound_s is not None and bound_s > limit_s:
-            raise Refused(
-                f"latency_bound_s: wanted at most {limit_s:g} s (target.max_latency_bound_s), got {bound_s:g} s"
             )
 
     async def cancel(self, job: str, peer: Peer) -> None:
@@ -239,6 +239,7 @@ class Service(Loop):
             else:
                 until_wall_s = None if for_s is None else self._clock.wall_s() + for_s
                 write_pause(self.site.host.state_dir, Pause(until_wall_s, str(peer)))
+            self._remember(retry_s=0.0, contested=False, applies_s=())
             verdict = self.look()
             if verdict.do in (Do.APPLY_REFERENCE, Do.APPLY_WINNER):
                 try:

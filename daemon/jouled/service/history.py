@@ -68,7 +68,9 @@ class Tail:
 
 @dataclass(slots=True)
 class JobEntry:
-    """What is remembered of one job. `outcome` None: it has not ended, as far as is known."""
+    """What is remembered of one job. `outcome` None: it has not ended, as far as is known; `is_presumed`: the daemon
+    said that it was interrupted, which its own last word in the ledger overrules.
+    """
 
     job: str
     who: str = ""
@@ -83,6 +85,7 @@ class JobEntry:
     saving_ratio: float | None = None
     applied: bool = False
     duration_s: float | None = None
+    is_presumed: bool = False
 
     def as_json(self) -> Record:
         """An entry of the history."""
@@ -159,7 +162,7 @@ class History:
             entry.who, entry.request = str(record.get("who", "")), record.get("request")
             entry.accepted_wall_s = record.get("wall_s")
         elif record.get("event") == "ended" and isinstance(job, str):
-            self._end(self._entry(job), record, record.get("wall_s"))
+            self._end(self._entry(job), record, record.get("wall_s"), is_presumed=True)
         elif record.get("event") == "request":
             self._order.append({"kind": "request", **{name: record[name] for name in record if name != "event"}})
 
@@ -201,15 +204,20 @@ class History:
         self.stood_aside = "" if entry.applied else self.stood_aside
         ended_wall_s = None if started is None or duration_s is None else started + duration_s
         reason = result.get("reason") or {}
-        self._end(entry, {"outcome": result.get("outcome"), **{"reason": reason}}, ended_wall_s)
+        self._end(entry, {"outcome": result.get("outcome"), "reason": reason}, ended_wall_s)
         self._sums.disturbed_s += result.get("disturbed_s") or 0.0
         if entry.outcome in DECIDED:
             self.decided = result
             self._sums.last_tune_wall_s = ended_wall_s
 
-    def _end(self, entry: JobEntry, record: Mapping[str, Any], ended_wall_s: float | None) -> None:
+    def _end(
+        self, entry: JobEntry, record: Mapping[str, Any], ended_wall_s: float | None, *, is_presumed: bool = False
+    ) -> None:
         if entry.outcome is not None:
-            return
+            if is_presumed or not entry.is_presumed:
+                return
+            self._sums.jobs[entry.outcome] -= 1
+        entry.is_presumed = is_presumed
         reason = record.get("reason") or {}
         entry.outcome, entry.ended_wall_s = str(record.get("outcome")), ended_wall_s
         entry.reason_code, entry.reason_text = reason.get("code"), str(reason.get("text") or "")

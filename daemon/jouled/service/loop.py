@@ -130,8 +130,10 @@ class Loop:
         self._apart_s = apart_s
         if self._is_acting():
             return
-        if now_s >= self._look_due_s or self._is_due():
+        is_due = now_s >= self._look_due_s or self._is_due()
+        if is_due:
             self.look()
+        if is_due or self.outlook.verdict.do is not Do.NOTHING:
             self._act()
 
     def _is_acting(self) -> bool:
@@ -148,8 +150,8 @@ class Loop:
         if self.outlook.holder:
             pause_s = min(pause_s, _BUSY_AGAIN_S)
         self._look_due_s = self._clock.monotonic_s() + pause_s
-        if not self.outlook.mismatches and self.outlook.memory.contested:
-            self.outlook.memory = replace(self.outlook.memory, contested=False, applies_s=())
+        if self.outlook.memory.contested and self.outlook.is_winner_right:
+            self._remember(contested=False, applies_s=())
         verdict = self.outlook.decide(job_phase=None if self.running is None else self.running.phase)
         self._notifier.status(self._line())
         return verdict

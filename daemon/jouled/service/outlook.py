@@ -58,6 +58,7 @@ class Outlook:
         self._readings: Readings | None = None
         self._switched_off = ""
         self.holder = ""
+        self._is_busy = False
         self._journal_fields = journal_fields
         self._started_wall_s = self._host.clock.wall_s()
         self._state, self._since_wall_s = State.IDLE, self._started_wall_s
@@ -75,9 +76,11 @@ class Outlook:
         self.holder = "" if is_board_ours else living_holder(self._host)
         if not is_board_ours:
             self.view.refresh()
-        if not is_board_ours and not self.holder:
-            self._look = self.view.look(self._in_force(), source=self._source())
+        self._is_busy = is_board_ours or bool(self.holder)
+        if not self._is_busy:
             self._looked_wall_s = self._host.clock.wall_s()
+        if not self._is_busy or self._look is None:
+            self._look = self.view.look(self._in_force(), source=self._source(), compares=not self._is_busy)
         self._readings = self.view.readings(self._host.clock.wall_s())
 
     def _in_force(self) -> Applied | None:
@@ -103,6 +106,11 @@ class Outlook:
         mine = () if self._look is None else self._look.mismatches
         told = () if self.full is None else tuple(text for text in self.full.mismatches if text not in mine)
         return mine + told
+
+    @property
+    def is_winner_right(self) -> bool:
+        """Is something else than the reference in force, and every knob as it should be?"""
+        return self._in_force() is not None and not self.mismatches
 
     def left_open(self) -> list[JobEntry]:
         """Jobs without an end that were there before it was seen that nobody holds the board, and have none since."""
@@ -226,7 +234,7 @@ class Outlook:
             mode=look.mode,
             policy=look.policy,
             since_wall_s=since_wall_s,
-            verified=is_right and not self.holder,
+            verified=is_right and not self._is_busy,
             last_verify_wall_s=self._looked_wall_s,
             last_full_verify_wall_s=None if self.full is None else self.full.wall_s,
             unknown=look.unknown,

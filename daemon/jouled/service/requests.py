@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from jouled.board.statefile import read_state, remove_durably, write_state
-from jouled.ledger import Ledger
+from jouled.errors import StateError
+from jouled.ledger import Event, Ledger
 from jouled.service.keeper import Pause
 
 ROTATE_ABOVE_BYTES = 1 << 20
@@ -27,6 +28,15 @@ class Requests(Ledger):
         super().__init__(state_dir)
         self.path = daemon_dir(state_dir) / "requests.jsonl"
         self.damaged_path = daemon_dir(state_dir) / "requests.damaged"
+
+    def append(self, event: Event) -> None:
+        try:
+            super().append(event)
+        except FileNotFoundError as error:
+            raise StateError(
+                f"{self.path.parent}: there is no such folder",
+                hint="jouled install makes it; the daemon's user owns it",
+            ) from error
 
 
 def pause_path(state_dir: Path) -> Path:

@@ -115,14 +115,19 @@ class View:
 
     # --- whether it is as it should be --------------------------------------------------------------------
 
-    def look(self, applied: Applied | None, *, source: Source) -> Look | None:
-        """Compare every knob with `applied`, None: with the reference. None where the board cannot be read."""
+    def look(self, applied: Applied | None, *, source: Source, compares: bool = True) -> Look | None:
+        """Compare every knob with `applied`, None: with the reference. None where the board cannot be read.
+
+        Not `compares`: somebody turns the knobs just now, so only what should be in force is told.
+        """
         board = self.board
         if board is None:
             return None
         mode, policy = board.reference, ClocksPolicy.CAPPED
         if applied is not None:
             mode, policy = applied.candidate.mode, ClocksPolicy(applied.policy)
+        if not compares:
+            return Look(source, mode, policy.value, (), 0)
         try:
             target = self._target(board, mode, policy, applied)
             found = compare(self._host.sysfs, board, target)
