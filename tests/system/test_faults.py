@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -71,9 +72,32 @@ def test_kill_at_any_moment_leaves_the_board_as_found_or_in_the_winner(service: 
         status = settle(service, stock)
         service.faults()
         assert status["job"] is None
-        history = service.request("GET", "/v1/history?limit=50")[1]
-        assert job in str(history), f"{number}: {moment}: what was accepted is lost"
-        assert "ended" in service.journal() or "restore" in service.journal()
+        code, told = service.request("GET", f"/v1/jobs/{job}")
+        assert code == 200, f"{number}: {moment}: what was accepted is lost"
+        assert told["outcome"] in ("interrupted", "tuned", "no_gain"), told
+        said = [line for line in log_of(service) if job in line]
+        assert told["outcome"] != "interrupted" or any(re.search("interrupted|restored", line) for line in said), job
+
+
+def log_of(service: Container) -> list[str]:
+    return service.journal().splitlines()
+
+
+def test_a_restore_that_is_killed_too_is_finished_by_the_next(service: Container) -> None:
+    stock = service.knobs()
+    service.faults(hold={"by": "clock", "after_s": 80.0})
+    service.retune(latency_bound_ratio=1.4)
+    wait_until(service, f"test -e {HELD}", "job")
+    service.faults(hold={"by": "sysfs", "write": 1})
+    service.run("kill", "-9", str(main_pid(service, "jouled-worker.service")))
+    wait_until(service, f"test -e {HELD}", "restore by ExecStopPost")
+    control = int(service.show("jouled-worker.service", "ControlPID")["ControlPID"])
+    assert service.knobs() != stock
+    service.run("kill", "-9", str(control))
+    service.run("touch", RELEASE)
+    status = settle(service, stock)
+    assert status["in_force"]["source"] == "reference"
+    assert any("restore, asked by jouled" in line for line in log_of(service))
 
 
 def test_a_hung_nvpmodel_ends_the_job_and_not_the_daemon(service: Container) -> None:

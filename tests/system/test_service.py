@@ -135,3 +135,17 @@ def _uninstall(container: Container) -> None:
     assert container.read("/etc/jouled/config.toml") is not None
     assert container.read("/var/lib/jouled/ledger.jsonl") is not None
     assert "there is no jouled service" in container.jouled("uninstall").stdout
+
+
+def test_an_upgrade_and_an_uninstall_in_mid_job_leave_the_board_as_found(service: Container) -> None:
+    stock = service.knobs()
+    for command in ("install", "uninstall"):
+        service.retune(latency_bound_ratio=1.4, budget=60)
+        service.wait_for(lambda: (job := service.status().get("job")) and job["trials"] >= 2, "second trial")
+        service.jouled(command)
+        assert service.knobs() == stock
+        if command == "install":
+            assert service.wait_for_state("idle")["last_job"]["outcome"] == "interrupted"
+    service.jouled("uninstall", "--purge")
+    for folder in ("/etc/jouled", "/var/lib/jouled", "/run/jouled"):
+        service.run("test", "-e", folder, code=1)
