@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,6 +21,7 @@ from jouled.board.pending import Why, note_apply, read_pending, read_quarantine
 from jouled.board.snapshot import Snapshot, boot_id, read_origin, snapshot_path, write_snapshot
 from jouled.board.switches import DISABLED_PATH
 from jouled.board.winner import read_winner, winner_path, write_winner
+from jouled.cli import main
 from jouled.config import load
 from jouled.errors import ApplyError, BusyError, ConfigError, NotPermittedError, RestoreError, UsageError
 from jouled.job.site import Site
@@ -419,3 +421,80 @@ def test_worker_loads_no_heavy_library_before_it_tunes() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# --- the command line, without any service ------------------------------------------------------------------
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> list[str]:
+    return ["--virtual", "agx-orin-64gb", "--state-dir", str(tmp_path / "state")]
+
+
+def read_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return body
+
+
+def test_apply_verify_and_rollback_tell_one_story(state: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["apply", "reference", *state]) == 0
+    assert "in force: the reference, 12-2201.6-1300.5-3199, capped, by nvpmodel" in capsys.readouterr().out
+    assert main(["apply", GOOD, *state, "--json"]) == 0
+    assert read_json(capsys)["mode"] == GOOD
+    assert main(["verify", *state, "--json"]) == 0
+    assert read_json(capsys)["mode"] == GOOD
+    write_winner(Path(state[-1]), Bench(Path(state[-1])).winner())
+    assert main(["rollback", *state]) == 0
+    assert f"rejected the winner {GOOD}" in capsys.readouterr().out
+    assert main(["verify", *state, "--json"]) == 0
+    assert read_json(capsys)["what"] == "the reference"
+    assert read_pending(Path(state[-1])) is None
+
+
+def test_tune_then_reference_then_winner_by_hand(state: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", *state, "--latency-bound-ratio", "1.4", "--budget", "5", "--json"]) == 0
+    assert read_json(capsys)["outcome"] == "tuned"
+    winner = read_winner(Path(state[-1]))
+    assert winner is not None
+    assert main(["apply", "reference", *state]) == 0
+    assert main(["apply", "winner", *state, "--json"]) == 0
+    capsys_out = capsys.readouterr().out.splitlines()[-1]
+    assert json.loads(capsys_out)["decision_id"] == winner.decision_id
+
+
+def test_recorded_board_is_applied_to_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "grid.csv"
+    rows = ["cores,cpu_hz,gpu_hz,emc_hz,batch,latency_s,energy_j"]
+    rows += [f"8,{cpu}000000,{gpu}000000,3199000000,1,0.01,{gpu / 1000}" for cpu in (1497, 2201) for gpu in (612, 1300)]
+    table.write_text("\n".join(rows) + "\n")
+    state = ["--table", str(table), "--state-dir", str(tmp_path / "state")]
+    assert main(["modes", *state, "--json"]) == 0
+    names = [row["name"] for row in read_json(capsys)["modes"]]
+    assert main(["apply", names[0], *state, "--json"]) == 0
+    assert read_json(capsys)["to_source"] in ("other", "reference")
+    assert main(["apply", "reference", *state]) == 0
+    assert main(["verify", *state]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["apply", "winner"], 2, "no winner"),
+        (["apply", "13-1-1-1"], 2, "13 cores"),
+        (["apply", "fast"], 2, "CORES-CPU-GPU-EMC"),
+    ],
+)
+def test_apply_that_cannot_be_ends_with_its_code_and_what_to_do(
+    state: list[str], capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+) -> None:
+    assert main([*arguments, *state]) == code
+    told = capsys.readouterr().err
+    assert words in told
+    assert "to do: " in told
+
+
+def test_apply_while_another_process_holds_the_board_ends_with_12(state: list[str]) -> None:
+    assert main(["apply", "reference", *state]) == 0
+    with hold_board(Bench(Path(state[-1])).host, verb="tune"):
+        assert main(["apply", "reference", *state]) == 12
+        assert main(["rollback", *state]) == 12
