@@ -568,3 +568,18 @@ def test_blind_temperature_guard_is_said(bench: Bench) -> None:
     bench.faults(read_errors={"*thermal_zone*/temp": "EAGAIN"})
     result = bench.run(job__budget=2)
     assert any("max_temp_c guards nothing" in warning for warning in result.warnings)
+
+
+@pytest.mark.parametrize("steps", [2, 6, 12])
+def test_window_in_which_the_runner_fell_silent_is_no_measurement(bench: Bench, steps: int) -> None:
+    def hang(event: Event) -> None:
+        if event["event"] == "progress" and event["phase"] == "window":
+            seconds.append(event["t_s"])
+            if len(seconds) == steps:
+                bench.faults(workload_hangs_s=0.0)
+
+    seconds: list[float] = []
+    result = bench.run(job__budget=2, on_event=hang)
+    first = bench.trials()[0]
+    assert (first["purpose"], first["invalid"], first["measurement"]) == ("reference", "workload_hung", None)
+    assert (result.outcome, result.reason_code) == ("workload_failed", "workload_hung")

@@ -77,7 +77,8 @@ def watched(measurement: Measurement | None = None, **fields: Any) -> Trial:
     [
         (watched(window()), Limits(), None),
         (watched(window()), Limits(bound_s=0.025, max_power_w=16.0, rate_hz=30.0), None),
-        (watched(window(latency_lower_s=0.0251, latency_s=0.026)), Limits(bound_s=0.025), ReasonCode.LATENCY),
+        (watched(window(latency_lower_s=0.0254, latency_s=0.026)), Limits(bound_s=0.025), ReasonCode.LATENCY),
+        (watched(window(latency_lower_s=0.0252, latency_s=0.026)), Limits(bound_s=0.025), None),
         (watched(window(power_w=16.5)), Limits(max_power_w=16.0), ReasonCode.MAX_POWER),
         (watched(window(requests=1700)), Limits(rate_hz=30.0), ReasonCode.RATE_NOT_REACHED),
         (watched(None, cut=True, infeasible=Infeasible.LATENCY), Limits(bound_s=0.02), ReasonCode.LATENCY),

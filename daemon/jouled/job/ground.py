@@ -10,11 +10,12 @@ from jouled.board.apply import ClocksPolicy
 from jouled.board.board import Board, discover, fingerprint
 from jouled.board.gpuload import read_gpu_clients, read_gpu_load
 from jouled.board.host import Host
+from jouled.board.jetson_clocks import TOOL as JETSON_CLOCKS
 from jouled.board.knobs import Knobs, read_knobs
 from jouled.board.pending import read_quarantine
 from jouled.board.rails import Meter, find_meter
 from jouled.board.winner import home_of, winner_in_force
-from jouled.errors import BoardError, BusyError, ConfigError
+from jouled.errors import BoardError, BusyError, ConfigError, ToolAbsentError
 from jouled.job.blocks import Arm
 from jouled.job.cancel import Cancellation
 from jouled.job.request import Request
@@ -91,6 +92,16 @@ def _with_incumbent(space: Space, applied: Applied | None) -> tuple[Space, Arm]:
     index = space.index_of(applied.candidate)
     assert index is not None
     return space, Arm(index, ClocksPolicy(applied.policy))
+
+
+def check_locking(host: Host, clocks: str) -> None:
+    """Raise ToolAbsentError where jetson_clocks will be needed and is not there: now, and not in the finals."""
+    if clocks != ClocksPolicy.CAPPED.value and host.processes.find(JETSON_CLOCKS) is None:
+        raise ToolAbsentError(
+            f"{JETSON_CLOCKS}: no such program on PATH, and grid.clocks = {clocks!r} needs it",
+            argv=[JETSON_CLOCKS],
+            hint='install nvidia-l4t-tools, or leave grid.clocks at "capped"',
+        )
 
 
 def check_gpu_is_free(host: Host, board: Board, cancellation: Cancellation) -> None:

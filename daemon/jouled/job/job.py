@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from jouled.board.applied import read_applied
 from jouled.board.apply import Actuator, probe_method
 from jouled.board.host import Host
-from jouled.board.jetson_clocks import TOOL as JETSON_CLOCKS
 from jouled.board.lock import hold_board
 from jouled.board.pending import Why, note_apply, note_boot
 from jouled.board.rails import measure_idle_w
@@ -40,7 +39,7 @@ from jouled.errors import (
 from jouled.job.cancel import Cancellation, Cancelled
 from jouled.job.enforcement import Enforcement
 from jouled.job.events import Event, Events, Sink, finite
-from jouled.job.ground import Ground, check_gpu_is_free, survey
+from jouled.job.ground import Ground, check_gpu_is_free, check_locking, survey
 from jouled.job.measuring import Measurer, Taken
 from jouled.job.request import Request
 from jouled.job.result import JobResult
@@ -240,7 +239,7 @@ class Job:
             "job_started", **announcement(self._request, ground, self.result.arrival, host.clock.wall_s())
         )
         check_gpu_is_free(host, board, self._cancellation)
-        self._check_locking()
+        check_locking(host, self._config.grid.clocks)
         if not ThermalSensors(host.sysfs).read().zones_c:
             self._warn(
                 "no temperature can be read here: board.max_temp_c guards nothing, only the kernel's own trips do"
@@ -295,15 +294,6 @@ class Job:
         for _ in range(_IDLE_STEPS):
             self._cancellation.sleep(self._host.clock, 1.0)
             self._progress("idle", self._host.clock.monotonic_s(), float(_IDLE_STEPS))
-
-    def _check_locking(self) -> None:
-        """jetson_clocks is asked for before the first knob is written, not in the middle of the finals."""
-        if self._config.grid.clocks != "capped" and self._host.processes.find(JETSON_CLOCKS) is None:
-            raise ToolAbsentError(
-                f"{JETSON_CLOCKS}: no such program on PATH, and grid.clocks = {self._config.grid.clocks!r} needs it",
-                argv=[JETSON_CLOCKS],
-                hint='install nvidia-l4t-tools, or leave grid.clocks at "capped"',
-            )
 
     def _make_trials(self, ground: Ground, actuator: Actuator) -> Trials:
         measurer = Measurer(

@@ -16,6 +16,7 @@ from jouled.board.host import Host
 from jouled.board.pending import Why, clear_survived, note_apply
 from jouled.errors import ApplyError, SensorError, WorkloadDiedError, WorkloadError, WorkloadHungError
 from jouled.job.measuring import Measurer, Taken, Wanted
+from jouled.job.watch import SCATTER_RATIO
 from jouled.workload.runner import Runner
 from jouletune.errors import MeasurementError
 from jouletune.latency import Clustering, is_beyond
@@ -34,6 +35,9 @@ from jouletune.trial import (
 )
 
 log = logging.getLogger(__name__)
+
+_SILENT_PERIODS = 10.0
+_SILENT_S = 0.5
 
 
 @dataclass
@@ -193,7 +197,7 @@ class Trials:
         wanted = Wanted(
             mode=mode,
             locked=policy is ClocksPolicy.LOCKED,
-            bound_s=self.limits.bound_s if plan.may_cut else None,
+            bound_s=self._cutting_bound_s(plan),
             clustering=self.account.clustering,
             window_s=plan.window_s,
             more_settle_s=plan.more_settle_s,
@@ -253,6 +257,9 @@ class Trials:
                 detail=_detail(evidence, invalid),
             )
         measurement = self._measure(taken)
+        if measurement is not None and (silent_s := _silent_s(taken, measurement)) > 0.0:
+            detail = f"nothing ended in {silent_s:.1f} s of the window"
+            return replace(blank, invalid=Invalid.WORKLOAD_HUNG, detail=detail)
         infeasible = self._infeasible(taken, measurement)
         is_reference = blank.index == self.space.reference
         normal_hz = self.account.normal_over_current_hz
@@ -268,6 +275,13 @@ class Trials:
             infeasible=None if invalid is not None else infeasible,
             detail=_detail(evidence, invalid),
         )
+
+    def _cutting_bound_s(self, plan: Plan) -> float | None:
+        """What the running test of a window is held against; None: no test."""
+        bound_s = self.limits.bound_s
+        if bound_s is None or not plan.may_cut:
+            return None
+        return bound_s * (1.0 + SCATTER_RATIO) if plan.is_watch else bound_s
 
     def _adopt_over_current(self, normal_hz: float) -> None:
         """Boards where over-current events are normal take the reference's rate as normal, and say so."""
@@ -305,6 +319,14 @@ class Trials:
         latency_s = taken.completions.end_s - taken.completions.arrival_s
         too_slow = is_beyond(latency_s, bound_s, self.percentile, self.account.clustering.design)
         return Infeasible.LATENCY if too_slow else None
+
+
+def _silent_s(taken: Taken, measurement: Measurement) -> float:
+    """How long the runner was silent at an edge of the window, where that is no accident; else 0."""
+    last_s = measurement.start_s + measurement.duration_s
+    silent_s = max(taken.end_s - last_s, measurement.start_s - taken.start_s)
+    usual_s = measurement.duration_s / max(measurement.requests, 1)
+    return silent_s if silent_s > _SILENT_PERIODS * usual_s + _SILENT_S else 0.0
 
 
 def _detail(evidence: Evidence, invalid: Invalid | None) -> str:
