@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -95,6 +96,21 @@ def test_busy_names_who_is_served(tmp_path: Path) -> None:
     with pytest.raises(WorkerBusy, match=r"pid 12 \(jouled tune\)") as caught:
         _with_worker(tmp_path / "w", serve, lambda door: converse(door, patience_s=0))
     assert (caught.value.pid, caught.value.verb) == (12, "tune")
+
+
+def test_one_whose_last_peer_is_just_going_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_pauses_s", lambda: (0.01, 0.01, 0.01))
+    tries: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            writer.write(_line({"busy": {"pid": 12, "verb": "waiting"}}))
+        else:
+            await _answers(_finished({}))(reader, writer)
+
+    _with_worker(tmp_path / "w", serve, lambda door: ask(door, {"command": "verify"}, patience_s=0))
+    assert len(tries) == 3
 
 
 def test_a_connection_that_ends_before_the_hello_is_tried_again(
@@ -270,6 +286,31 @@ def test_systemd_is_told_by_datagrams(tmp_path: Path, *, is_abstract: bool) -> N
         notifier.stopping()
         said = [heard.recv(100).decode() for _ in range(5)]
     assert said == ["READY=1", "STATUS=idle", "WATCHDOG=1", "EXTEND_TIMEOUT_USEC=1500000", "STOPPING=1"]
+
+
+def test_systemd_python_sends_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jouled.service import notify
+
+    package = tmp_path / "systemd"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "daemon.py").write_text(
+        "import os\nsaid = []\ndef notify(text):\n    said.append((text, os.environ['NOTIFY_SOCKET']))\n"
+    )
+    (package / "journal.py").write_text(
+        "import logging\nclass JournalHandler(logging.NullHandler):\n"
+        "    def __init__(self, **fields):\n        super().__init__()\n        self.fields = fields\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    notify.Notifier({"NOTIFY_SOCKET": "@jouled"}).ready()
+    assert sys.modules["systemd.daemon"].said == [("READY=1", "@jouled")]
+    assert "NOTIFY_SOCKET" not in os.environ
+    handler = notify.journal_handler()
+    assert handler is not None
+    assert vars(handler)["fields"] == {"SYSLOG_IDENTIFIER": "jouled"}
+    for name in ("systemd", "systemd.daemon", "systemd.journal"):
+        monkeypatch.delitem(sys.modules, name)
 
 
 def test_without_systemd_nothing_is_sent_and_a_gone_socket_is_no_matter(tmp_path: Path) -> None:

@@ -45,11 +45,12 @@ class Job:
             self.finished = event
 
     async def follow(self, publish: Callable[[Mapping[str, Any]], None]) -> None:
-        """Hear it out. Raises nothing: `trouble` says why there is no `finished`."""
+        """Hear it out; `finished` is not published yet. Raises nothing: `trouble` says why there is none."""
         try:
             async for event in self._conversation.events():
                 self.take(event)
-                publish(event)
+                if self.finished is None:
+                    publish(event)
         except JouledError as error:
             self.trouble = str(error)
             log.error("job %s: %s", self.id, error)

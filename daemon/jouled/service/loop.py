@@ -301,9 +301,11 @@ class Loop:
             self._deaths[job.id] = job.trouble or "the worker ended"
         self.running = None
         self.outlook.full = None
-        self.outlook.history.follow()
         self._remember(contested=False, applies_s=(), retry_s=0.0)
+        self.look()
         self.wake()
+        if job.finished is not None:  # who hears of the end finds it in the status, too
+            self._publish(job.finished)
 
     def _publish(self, event: Mapping[str, Any]) -> None:
         if event.get("event") == "phase" and event.get("phase") == "watching":

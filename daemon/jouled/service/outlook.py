@@ -97,7 +97,7 @@ class Outlook:
         applied, winner = self._in_force(), self.known.winner
         if applied is None:
             return Source.REFERENCE
-        is_winner = winner is None or winner.decision_id == applied.decision_id
+        is_winner = bool(applied.workload) if winner is None else winner.decision_id == applied.decision_id
         return Source.WINNER if is_winner else Source.OTHER
 
     @property

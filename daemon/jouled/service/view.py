@@ -19,13 +19,14 @@ from jouled.board.host import Host
 from jouled.board.knobs import STATUS_PATH, Knobs, read_knobs
 from jouled.board.nvpmodel import CONF_PATH
 from jouled.board.rails import Ina3221Meter, find_meter
-from jouled.board.snapshot import boot_id, read_origin
+from jouled.board.snapshot import boot_id
 from jouled.board.target import ClocksPolicy, Target, target_of
 from jouled.board.thermal import ThermalSensors
 from jouled.board.verify import compare, effective_emc_hz
 from jouled.config import Config
-from jouled.errors import ApplyError, JouledError, SysfsError
+from jouled.errors import ApplyError, JouledError, StateError, SysfsError
 from jouled.state import BoardInfo, Readings, Source
+from jouled.worker.standing import should_be
 from jouletune.space import PowerMode
 
 log = logging.getLogger(__name__)
@@ -144,15 +145,13 @@ class View:
         return target
 
     def _reference_home(self, board: Board) -> Knobs:
-        """What rest means in the reference: as found before the first write ever, else as it is now."""
+        """What rest means in the reference: as found before the first write of this boot, else as it is now."""
         if self._home is None:
-            origin = None
             try:
-                origin = read_origin(self._host.state_dir)
-            except JouledError as error:
+                self._home = should_be(self._host, board, None).home
+            except StateError as error:
                 log.warning("what rest means is taken from the board: %s", error)
-            is_same = origin is not None and origin.base_mode == board.base_mode.name
-            self._home = origin.knobs if origin is not None and is_same else read_knobs(self._host.sysfs, board.domains)
+                self._home = read_knobs(self._host.sysfs, board.domains)
         return self._home
 
     # --- its sensors --------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 SILENCE_S = 15.0  # a job says something every 5 s
 LONGEST_S = 180.0  # any other command, and the end of a job: units may have to be started again
 _REAP_S = 20.0
+_ARRIVING = "waiting"  # it has not heard yet what its last peer wants, or that it has gone
+_ARRIVES_S = 3.5
 _CHUNK = 64 << 10
 
 
@@ -243,6 +245,9 @@ async def converse(door: Door, *, patience_s: float) -> Conversation:
     for pause_s in (*_pauses_s(), float("inf")):
         try:
             return await _try(door)
+        except WorkerBusy as error:
+            if error.verb != _ARRIVING or waited_s + pause_s > max(patience_s, _ARRIVES_S):
+                raise
         except (WorkerDied, ProcessError, OSError) as error:
             if isinstance(error, WorkerSilent) or waited_s + pause_s > patience_s:
                 raise Unavailable(
