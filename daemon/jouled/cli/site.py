@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jouled.board.statefile import write_hint
 from jouled.cli.arguments import KEYS, options_of
 from jouled.config import CONFIG_PATH, Config, check_owner, load
 from jouled.errors import ConfigError, NotPermittedError, NotSupportedError, StateError, UsageError
@@ -21,12 +23,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TREE = "board"
+_MAX_DIGITS = 12  # of --grid; a longer number is refused as the text it is
 
 
 def state_home() -> Path:
-    """Where state lies that needs no root."""
+    """Where state lies that needs no root. Raises StateError for a user without a home."""
     base = os.environ.get("XDG_STATE_HOME") or ""
-    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "jouled"
+    if base.startswith("/"):
+        return Path(base) / "jouled"
+    try:
+        home = Path.home()
+    except RuntimeError:  # no HOME and no such user, or HOME=~somebody
+        home = Path()
+    if not home.is_absolute():
+        raise StateError(
+            f"no folder for state: the home of this user is not known (HOME is {os.environ.get('HOME')!r})",
+            hint="name a folder with --state-dir",
+        )
+    return home / ".local" / "state" / "jouled"
 
 
 def overrides_of(arguments: argparse.Namespace) -> dict[str, object]:
@@ -37,8 +51,9 @@ def overrides_of(arguments: argparse.Namespace) -> dict[str, object]:
         values["board.base_mode"] = given["base_mode"]
     grid = given.get("grid")
     if grid is not None:
-        is_size = grid == "full" or grid.isdigit()
-        values["grid.size" if is_size else "grid.shape"] = int(grid) if grid.isdigit() else grid
+        is_number = grid.isascii() and grid.isdecimal()
+        key = "grid.size" if is_number or grid == "full" else "grid.shape"
+        values[key] = int(grid) if is_number and len(grid) <= _MAX_DIGITS else grid
     return values
 
 
@@ -91,9 +106,11 @@ def _state_errors(state_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        hint = write_hint(error, state_dir)
+        if error.errno == errno.ENOENT:
+            hint = f"remove the folder {state_dir / TREE} to get a fresh board"
         raise StateError(
-            f"{state_dir}: the virtual board cannot be kept there: {error.strerror}: {error.filename}",
-            hint="name another folder with --state-dir",
+            f"{state_dir}: the virtual board cannot be kept there: {error.strerror}: {error.filename}", hint=hint
         ) from error
 
 
