@@ -708,3 +708,17 @@ def test_truth_of_a_mode_is_that_of_the_tree_in_it(machine: VirtualMachine) -> N
     mode = PowerMode(12, 2_201_600_000, 1_020_000_000, 2_133_000_000)
     here = long_run(machine.plant, machine.plant.operate(machine.setting, Variant()), Arrival(), batch=1)
     assert machine.truth(mode, "locked").energy_j == pytest.approx(here.energy_j)
+
+
+def test_the_wall_clock_is_set_anew_by_who_opens_the_board_and_never_back(tmp_path: Path) -> None:
+    now_s = 1_800_000_000.0
+    machine = VirtualMachine(tmp_path, wall_s=lambda: now_s)
+    assert machine.clock.wall_s() == pytest.approx(now_s)
+    machine.clock.sleep(100.0)
+    machine.close()
+    again = VirtualMachine(tmp_path, wall_s=lambda: now_s + 10.0)
+    assert again.clock.wall_s() == pytest.approx(now_s + 100.0)
+    again.close()
+    later = VirtualMachine(tmp_path, wall_s=lambda: now_s + 5000.0)
+    assert later.clock.wall_s() == pytest.approx(now_s + 5000.0)
+    later.close()

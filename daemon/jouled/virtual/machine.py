@@ -71,7 +71,8 @@ class VirtualMachine:
 
     `base_mode` is used for a new tree only. `plant` replaces the layer plant of `workload`. `programs`: "children" are
     real processes. `on_reset`: "raise" BoardReset, or "exit" this process as a reset would (status 137). Raises
-    UsageError where another board lies there, StateError where the tree is damaged.
+    UsageError where another board lies there, StateError where the tree is damaged. `wall_s`: what the board's wall
+    clock is set by whenever it is opened; without it runs repeat to the second.
     """
 
     plant: Plant
@@ -90,6 +91,7 @@ class VirtualMachine:
         plant: Plant | None = None,
         programs: Literal["children", "in_process"] = "children",
         on_reset: Literal["raise", "exit"] = "raise",
+        wall_s: Callable[[], float] | None = None,
     ) -> None:
         self.root = root
         wanted = board_spec(board) if isinstance(board, str) else board
@@ -108,7 +110,10 @@ class VirtualMachine:
         self._writes_path = root / FOLDER / "writes"
         self._state_path = root / FOLDER / "state.json"
         state = self._load_state()
-        self.clock = SimClock(start_s=state["boottime_s"], boot_wall_s=state["boot_wall_s"], passes=self._pass)
+        boot_wall_s = state["boot_wall_s"]
+        if wall_s is not None:  # never behind what it was: its files hold times
+            boot_wall_s = max(boot_wall_s, wall_s() - state["boottime_s"])
+        self.clock = SimClock(start_s=state["boottime_s"], boot_wall_s=boot_wall_s, passes=self._pass)
         self.sensors = Sensors(self)
         self.sysfs = VirtualSysfs(root, live=self.sensors.read, alive=self.check_alive)
         self._start(state["temperature_c"])

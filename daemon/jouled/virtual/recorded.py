@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -172,13 +172,14 @@ class RecordedMachine(VirtualMachine):
         energy_sd: float = 0.01,
         latency_sd: float = 0.005,
         request_sd: float = 0.005,
+        wall_s: Callable[[], float] | None = None,
     ) -> None:
         self.table = read_table(path)
         spec = recorded_spec(self.table, path)
         noise = _noise(energy_sd, latency_sd, request_sd)
         plant = RecordedPlant(self.table, rail_of(path), name=path.stem, noise=noise)
         self._path = path
-        super().__init__(root, board=spec, seed=seed, plant=plant, programs=programs)
+        super().__init__(root, board=spec, seed=seed, plant=plant, programs=programs, wall_s=wall_s)
 
     def _refuse_other(self, wanted: BoardSpec) -> None:
         super()._refuse_other(wanted)
