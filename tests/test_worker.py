@@ -27,9 +27,11 @@ from jouled.board.knobs import read_knobs
 from jouled.board.pending import read_pending
 from jouled.board.snapshot import snapshot_path
 from jouled.board.winner import read_winner
+from jouled.job.cancel import Cancelled
 from jouled.ledger import Ledger
 from jouled.virtual.faults import FOLDER, set_faults
 from jouled.virtual.machine import VirtualMachine
+from jouled.worker.peer import Peer
 
 PATIENCE_S = 60.0
 JOB = "0123456789ab"
@@ -42,13 +44,15 @@ MOMENTS = ("job_started", "reference", "window", "search", "finals", "apply", "w
 LAUNCHER = """
 import json, os, signal, sys, threading
 from jouled.cli import main
-import jouled.cli.worker, jouled.worker.applying, jouled.worker.peer, jouled.worker.server
+import jouled.cli.worker
+import jouled.worker.applying, jouled.worker.deadlines, jouled.worker.peer, jouled.worker.server, jouled.worker.sockets
 from jouled.job.cancel import Cancellation
 from jouled.job.events import Events
 told = json.loads(sys.argv.pop(1))
 jouled.worker.peer.FIRST_LINE_S = told.get("first_line_s", 10.0)
 jouled.worker.server.SURVIVED_S = told.get("survived_s", 120.0)
 jouled.worker.server.Server.__init__.__kwdefaults__["idle_s"] = told.get("idle_s", 60.0)
+jouled.worker.deadlines.LIMITS_S.update(told.get("limits_s", {}))
 made, emit, hit, pause = [], Events.emit, [], threading.Event()
 make = Cancellation.__init__
 def making(self):
@@ -69,6 +73,8 @@ if "kill_before" in told:
     def die(*_, **__):
         os.kill(os.getpid(), signal.SIGKILL)
     setattr(jouled.worker.applying, told["kill_before"], die)
+if told.get("deaf"):
+    jouled.worker.sockets.Peer = None
 if told.get("mistake"):
     def apply_target(*_, **__):
         raise ZeroDivisionError("a mistake")
@@ -673,6 +679,36 @@ def test_watchdog_is_fed_from_the_start(scene: Scene, monkeypatch: pytest.Monkey
             assert {channel.recv(100), channel.recv(100)} == {b"WATCHDOG=1", b"READY=1"}
             assert client.ask(VERIFY)["ok"] is True
             assert child.wait(timeout=PATIENCE_S) == 0
+
+
+def test_phase_that_takes_too_long_ends_the_job_as_soon_as_it_goes_on(scene: Scene) -> None:
+    with scene.pair(moment="reference", act="wait", limits_s={"apply": 0.0}) as (child, client):
+        result = client.ask(TUNE)["result"]
+        assert child.wait(timeout=PATIENCE_S) == 0
+    assert (result["outcome"], result["reason"]["code"]) == ("interrupted", "time")
+    scene.assert_as_found()
+
+
+def test_worker_that_cannot_hear_any_more_ends(scene: Scene) -> None:
+    with scene.listening(deaf=True) as child, scene.client() as client:
+        assert client.rest() == []
+        assert child.wait(timeout=PATIENCE_S) == 0
+
+
+def test_peer_that_does_not_read_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jouled.worker.peer._SEND_S", 0.05)
+    here, there = socket.socketpair()
+    with there:
+        peer = Peer(here)
+        sent = 0
+        while not peer.cancellation.asked:
+            peer.send({"event": "progress", "filler": "x" * 10_000})
+            sent += 1
+            assert sent < 1000, "it blocks no more"
+        with pytest.raises(Cancelled, match="does not listen"):
+            peer.cancellation.check()
+        peer.send({"event": "finished"})
+        peer.close()
 
 
 def test_worker_without_a_socket_says_who_starts_it(scene: Scene) -> None:
