@@ -46,10 +46,11 @@ def status_text(status: Record, now_s: float) -> str:
         ("job", _job(status, now_s)),
         ("last job", _last_job(status, now_s)),
         ("next", _next(status, now_s)),
-        ("to do", status["to_do"] or "nothing"),
     ]
-    lines = [line for word, text in facts if text for line in _said(word, text)]
-    return "\n".join([_title(status), *lines, *_remarks(status, HEIGHT - 1 - len(lines))][:HEIGHT])
+    to_do = _said("to do", status["to_do"] or "nothing")
+    room = HEIGHT - 1 - len(to_do)
+    lines = [line for word, text in facts if text for line in _said(word, text)][:room]
+    return "\n".join([_title(status), *lines, *to_do, *_remarks(status, room - len(lines))])
 
 
 def _said(word: str, text: str) -> list[str]:
