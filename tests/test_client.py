@@ -368,17 +368,30 @@ def test_verify_ends_as_the_board_is(
     assert text in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argv", [["verify"], ["forget", "1-2-3-4"]])
-def test_verify_and_forget_are_done_here_where_there_is_no_daemon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]
+@pytest.mark.parametrize(
+    ("argv", "uid", "code"),
+    [
+        (["verify"], 1000, 42),
+        (["forget", "1-2-3-4"], 1000, 42),
+        (["apply", "winner"], 0, 42),
+        (["rollback"], 0, 42),
+        (["apply", "winner"], 1000, 7),
+        (["rollback"], 1000, 7),
+        (["status"], 0, 7),
+    ],
+)
+@pytest.mark.usefixtures("capsys")
+def test_what_can_be_done_without_a_daemon_is_done_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], uid: int, code: int
 ) -> None:
-    from jouled.cli import verbs
+    from jouled.cli import verbs, worker
 
     monkeypatch.setattr(remote, "SOCKET", tmp_path / "none.sock")
-    monkeypatch.setattr(verbs, argv[0], lambda arguments: 42)
-    assert main(argv) == 42
+    monkeypatch.setattr("os.geteuid", lambda: uid)
+    for module in (verbs, worker):
+        monkeypatch.setattr(module, argv[0], lambda arguments: 42, raising=False)
+    assert main(argv) == code
     assert main([*argv, "--socket", str(tmp_path / "none.sock")]) == 7
-    capsys.readouterr()
 
 
 def test_cancel_finds_the_job_that_runs(server: Serving, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
@@ -202,6 +203,24 @@ def test_the_judge_of_schemas_knows_right_from_wrong() -> None:
     )
     for wrong in wrongs:
         assert list(faults(schema, wrong))
+
+
+_EXAMPLE = re.compile(r"^j (?:--\S+ )?http://jouled(/v1/\S+)(?: -d '(.*?)')?", re.MULTILINE)
+
+
+def test_the_examples_of_the_handbook_work(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
+    examples = _EXAMPLE.findall(text.replace("83bfdca6783b", JOB))
+    assert len(examples) >= 14
+    with serving(tmp_path) as server:
+        for path, body in examples:
+            is_change = f"{path} -d" in text.replace("83bfdca6783b", JOB)
+            reply = server.ask("POST" if is_change else "GET", path, raw=body.encode())
+            assert reply.status in (200, 202), (path, body, reply.body)
+    named = {
+        kind for kind in re.findall(r"`([a-z-]+)`", text.partition("| status |")[2]) if "-" in kind or kind in KINDS
+    }
+    assert named & set(KINDS) == set(KINDS)
 
 
 # --- whatever is sent ---------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def status_text(status: Record, now_s: float) -> str:
         ("last job", _last_job(status, now_s)),
         ("next", _next(status, now_s)),
     ]
-    to_do = _said("to do", status["to_do"] or "nothing")
+    to_do = _said("to do", status["to_do"].strip() or "nothing")
     room = HEIGHT - 1 - len(to_do)
     lines = [line for word, text in facts if text for line in _said(word, text)][:room]
     return "\n".join([_title(status), *lines, *to_do, *_remarks(status, room - len(lines))])
