@@ -232,7 +232,7 @@ def _poll(client: Client, job: str, *, sleep: Callable[[float], None] = time.sle
         try:
             found = client.get(f"/v1/jobs/{job}")
             away_s = 0.0
-            if found.get("outcome") is not None:
+            if found.get("outcome") is not None and not found.get("is_running"):
                 return {"result": found.get("result") or found, "error": found.get("error")}
         except UnreachableError:
             away_s += _POLL_S
