@@ -540,6 +540,17 @@ def test_retune_works_where_there_are_too_many_listeners(tmp_path: Path, capsys:
     assert capsys.readouterr().out.startswith("tuned: ")
 
 
+def test_an_impatient_user_is_told_that_the_job_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(event: Mapping[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(remote, "Progress", lambda: interrupt)
+    assert _story(tmp_path, [_event("warning", 1, text="x")]) == 130
+    assert f"job {JOB} goes on; jouled cancel stops it" in capsys.readouterr().err
+
+
 def test_a_job_that_cannot_begin_is_said(server: Serving, capsys: pytest.CaptureFixture[str]) -> None:
     server.face.running = "ba9876543210"
     assert _run(server, "retune") == 12

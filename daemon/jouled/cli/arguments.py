@@ -17,8 +17,8 @@ from jouled.cli.service_arguments import add_service_verbs
 EXIT_CODES = """\
 exit codes: 0 done (tuned, no_gain)   1 error            2 usage or configuration   3 no_feasible
             4 no_gain with --fail-on-no-gain             5 a knob was seen wrong    6 not permitted
-            8 not_supported           9 workload_failed  10 board_fault   11 unstable, interrupted
-            12 busy                   13 cancelled       130/143 on signals"""
+            7 service not reachable   8 not_supported    9 workload_failed         10 board_fault
+            11 unstable, interrupted, rolled_back        12 busy   13 cancelled    130/143 on signals"""
 
 # option of `tune` -> key of config.toml
 KEYS = {

@@ -188,7 +188,11 @@ def retune(arguments: argparse.Namespace) -> int:
         job = client.post("/v1/retune", body, timeout_s=_CHANGE_S)["job"]
         if not arguments.json and not arguments.json_lines:
             print(f"job {job}; it goes on when this is interrupted (jouled cancel stops it)", file=sys.stderr)
-        end = _follow(client, job, events, show)
+        try:
+            end = _follow(client, job, events, show)
+        except KeyboardInterrupt:
+            print(f"\njob {job} goes on; jouled cancel stops it, jouled status tells how it goes", file=sys.stderr)
+            return 130
     return _ending(arguments, end)
 
 

@@ -6,6 +6,7 @@ import argparse
 import errno
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,6 +131,7 @@ def _virtual(arguments: argparse.Namespace) -> Site:
             workload=workload,
             seed=getattr(arguments, "virtual_seed", None) or 0,
             on_reset="exit",
+            wall_s=time.time,
         )
     return Site(
         host=machine.host(state_dir),
@@ -153,7 +155,8 @@ def _recorded(arguments: argparse.Namespace) -> Site:
     config = read_config(arguments, is_real=False)
     _, state_dir = tree_of(arguments, str)
     with _state_errors(state_dir):
-        machine = RecordedMachine(state_dir / TREE, arguments.table, seed=getattr(arguments, "seed", None) or 0)
+        seed = getattr(arguments, "seed", None) or 0
+        machine = RecordedMachine(state_dir / TREE, arguments.table, seed=seed, wall_s=time.time)
     return Site(
         host=machine.host(state_dir),
         config=config,

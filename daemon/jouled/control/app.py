@@ -140,7 +140,7 @@ class Control:
     def _check_right(self, route: Route, request: web.Request, peer: Peer) -> None:
         if route.is_change and not peer.may_change:
             text = f"{_where(request)}: wanted root or a member of control.change_group, got {peer}"
-            raise Problem("not-permitted", text, hint=self.peers.advice(), exit_code=6)
+            raise Problem("not-permitted", text, hint=self.peers.advice(peer.name), exit_code=6)
 
     # --- reads ----------------------------------------------------------------------------------------------
 

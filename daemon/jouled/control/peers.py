@@ -91,8 +91,8 @@ class Peers:
             return True
         return bool(self.change_group) and self._member(uid, self.change_group)
 
-    def advice(self) -> str:
-        """What somebody types who may not change anything, and should."""
+    def advice(self, name: str) -> str:
+        """What is typed for user `name`, who may not change anything, and should."""
         if not self.change_group:
             return "use sudo, or name a group in control.change_group of /etc/jouled/config.toml"
-        return f"use sudo, or: sudo usermod -aG {self.change_group} USER"
+        return f"use sudo, or: sudo usermod -aG {self.change_group} {name}"
