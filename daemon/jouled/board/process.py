@@ -154,8 +154,12 @@ class Processes:
         )
 
 
-def start_with_socket(argv: Sequence[str], descriptor: int) -> subprocess.Popen[bytes]:
-    """Start a program of ours that goes on beside us and talks by `descriptor`, in a session of its own.
+Beside = subprocess.Popen[bytes]
+"""A program that goes on beside us."""
+
+
+def start_with_socket(argv: Sequence[str], descriptor: int) -> Beside:
+    """Start a program of ours that talks by `descriptor`, in a session of its own.
 
     Its standard output and error are ours; the caller reaps it. Raises ToolAbsentError.
     """

@@ -13,13 +13,12 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from jouled.board.process import start_with_socket
+from jouled.board.process import Beside, start_with_socket
 from jouled.errors import BusyError, ConfigError, JouledError, ProcessError, UsageError
 from jouled.state import Conflict, Failed, Refused, Unavailable
 from jouled.worker.protocol import FIRST_LINE_S, LineReader, ProtocolError, encode
@@ -60,7 +59,7 @@ class Line:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    child: subprocess.Popen[bytes] | None = None
+    child: Beside | None = None
 
     async def end(self) -> None:
         """Close it; a child is waited for, and killed where it does not end."""
@@ -77,7 +76,7 @@ class Line:
                 os.killpg(self.child.pid, signal.SIGKILL)
 
 
-async def _ended(child: subprocess.Popen[bytes], timeout_s: float) -> bool:
+async def _ended(child: Beside, timeout_s: float) -> bool:
     """Wait without a thread: the kernel makes a pidfd readable when the process ends."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
     descriptor = os.pidfd_open(child.pid)
@@ -93,7 +92,7 @@ async def _ended(child: subprocess.Popen[bytes], timeout_s: float) -> bool:
     return True
 
 
-async def _reap(child: subprocess.Popen[bytes]) -> None:
+async def _reap(child: Beside) -> None:
     for number in (0, signal.SIGTERM, signal.SIGKILL):
         if number:
             log.warning("the worker (pid %d) does not end by itself: signal %d", child.pid, number)
