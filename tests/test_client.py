@@ -467,6 +467,12 @@ def test_retune_ends_as_its_job(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "b in MAXN: 96 power modes, about 25 min" in shown.err
 
 
+def test_a_reason_that_says_nothing_new_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = make_result("cancelled", reason={"code": "user", "text": "cancelled"})
+    assert _story(tmp_path, [{**_finished("cancelled"), "result": result}]) == 13
+    assert capsys.readouterr().out.splitlines()[0] == "cancelled"
+
+
 def test_retune_says_what_was_gained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _story(tmp_path, [_finished("tuned")])
     lines = capsys.readouterr().out.splitlines()

@@ -90,7 +90,7 @@ def _job_text(entry: Record) -> str:
     outcome = entry.get("outcome") or "has not ended"
     ratio, reason = entry.get("saving_ratio"), (entry.get("reason") or {}).get("text")
     detail = f", saves {percent(ratio)}" if outcome == "tuned" and ratio is not None else ""
-    detail = f": {reason}" if not detail and reason else detail
+    detail = f": {reason}" if not detail and reason and reason != outcome else detail
     return f"job {entry.get('job')}  {outcome}{detail}"
 
 
@@ -283,7 +283,8 @@ def _result_text(result: Mapping[str, Any]) -> list[str]:
         less = "less" if ratio >= 0 else "more"
         lines = [f"tuned: {percent(abs(ratio))} {less} energy per inference than the board's own mode{low_high}"]
     else:
-        lines = [f"{outcome}: {reason.get('text') or reason.get('code') or ''}".rstrip(": ")]
+        why = reason.get("text") or reason.get("code") or ""
+        lines = [f"{outcome}: {why}" if why and why != outcome else f"{outcome}"]
     lines += [line for name in ("reference", "winner") if (line := _side_text(name, result.get(name)))]
     lines += [f"  warning    {text}" for text in _texts(result.get("warnings"))]
     return [*lines, f"  job        {result.get('job')}", "", "next: jouled status"]

@@ -194,7 +194,8 @@ def _last_job(status: Record, now_s: float) -> str:
         return ""
     ended_s = job["ended_wall_s"]
     text = f"{job['id']} {job['outcome']}" + ("" if ended_s is None else f", {ago(now_s - ended_s)} ago")
-    return text if job["outcome"] == "tuned" or not job["reason_text"] else f"{text}: {job['reason_text']}"
+    why = job["reason_text"]
+    return text if job["outcome"] == "tuned" or why in ("", job["outcome"]) else f"{text}: {why}"
 
 
 def _next(status: Record, now_s: float) -> str:
