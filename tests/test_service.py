@@ -395,6 +395,28 @@ def test_after_a_reboot_the_winner_is_applied_when_the_delay_has_passed(machine:
     assert machine.commands() == ["apply winner boot"]
 
 
+def test_a_mode_by_hand_is_shown_as_such_and_comes_back_by_its_name_after_a_reboot(machine: Machine) -> None:
+    other = replace(machine.winner(), candidate=Candidate(replace(MODE, gpu_hz=1_020_000_000)))
+    by_hand = replace(machine.winner("another boot"), decision_id="by hand", workload="")
+    write_winner(machine.folder, other)
+    write_applied(machine.folder, by_hand)
+
+    async def work(service: Service) -> None:
+        await until(lambda: machine.heard)
+
+    live(machine, work)
+    assert machine.commands() == [f"apply {NAME} boot"]
+    write_applied(machine.folder, replace(by_hand, boot_id=boot_id(machine.sysfs)))
+    for winner in (other, None):
+        if winner is None:
+            winner_path(machine.folder).unlink()
+        service = _service(machine)
+        service.look()
+        in_force = service.status().in_force
+        assert in_force is not None
+        assert (in_force.source, in_force.mode, in_force.verified) == (Source.OTHER, MODE, True)
+
+
 def test_a_knob_that_somebody_changed_is_set_again_and_counted(machine: Machine) -> None:
     machine.put_in_force()
 

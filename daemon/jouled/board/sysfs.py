@@ -40,13 +40,14 @@ class Sysfs:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
+        self._prefix = str(root).rstrip("/")
 
     def real(self, path: str) -> Path:
         """Where `path` of the board lies on this machine."""
         return self.root / path.lstrip("/")
 
     def _read_bytes(self, path: str) -> bytes:
-        descriptor = os.open(self.real(path), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(f"{self._prefix}{path}", os.O_RDONLY | os.O_CLOEXEC)  # read often: no Path is made
         try:
             return os.read(descriptor, 1 << 20)
         finally:

@@ -91,8 +91,9 @@ class Loop:
             self._notifier.ready()
             while not self._stop.is_set():
                 self._tick()
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._is_dirty.wait(), self._tick_s)
+                timer = loop.call_later(self._tick_s, self._is_dirty.set)
+                await self._is_dirty.wait()
+                timer.cancel()
             await self._end()
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -293,7 +294,7 @@ class Loop:
         """On the disk when it returns. Raises StateError: then nothing may be done."""
         line = {"event": "request", "verb": verb, "wall_s": self._clock.wall_s(), "who": who, **more}
         self.outlook.requests.append(line)
-        log.info("%s asked by %s", verb, who)
+        log.info("%s asked by %s", verb, who, extra={"JOULED_VERB": verb, "JOULED_WHO": who})
 
     async def _follow(self, job: Job) -> None:
         await job.follow(self._publish)

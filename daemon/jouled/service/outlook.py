@@ -180,7 +180,9 @@ class Outlook:
         self.verdict = decide(self.facts(job_phase=job_phase), self.config)
         if self.verdict.state is not self._state:
             now = self.verdict
-            log.info("state %s -> %s%s", self._state.value, now.state.value, f": {now.to_do}" if now.to_do else "")
+            why = f": {now.to_do}" if now.to_do else ""
+            fields = {"JOULED_STATE": now.state.value}
+            log.info("state %s -> %s%s", self._state.value, now.state.value, why, extra=fields)
             self._state, self._since_wall_s = now.state, self._host.clock.wall_s()
         return self.verdict
 
