@@ -8,10 +8,13 @@ the tests is given to everyone inside at /opt/jouled, since its own folder may b
 from __future__ import annotations
 
 import contextlib
+import http.client
+import inspect
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -220,10 +223,23 @@ class Container:
         """A file of the running machine."""
         self.run("sh", "-c", 'mkdir -p "$(dirname "$1")"; cat >"$1"', "put", path, stdin=text)
 
+    @property
+    def inside(self) -> Path:
+        """The running machine's root, for files and sockets; absolute links in it lead astray."""
+        leader = self._leader()
+        assert leader is not None, "the machine is off"
+        return Path(f"/proc/{leader}/root")
+
     def read(self, path: str) -> str | None:
-        """A file of the running machine, as root."""
-        done = self.run("cat", path, code=None)
-        return done.stdout if done.returncode == 0 else None
+        """A file of the running machine, as root; None where there is none."""
+        try:
+            return (self.inside / path.lstrip("/")).read_text()
+        except FileNotFoundError:
+            return None
+
+    def is_running(self, pid: int) -> bool:
+        """Is there such a process in the machine?"""
+        return (self.inside / "proc" / str(pid)).exists()
 
     def journal(self) -> str:
         """What the units have logged since boot."""
@@ -239,7 +255,10 @@ class Container:
         self, method: str, path: str, body: object = None, *, user: str | None = None
     ) -> tuple[int, dict[str, Any]]:
         """Status and body of an answer on the control socket; 0 and the error's name where no connection came."""
-        code, answer = json.loads(self.python(_REQUEST, method, path, json.dumps(body), user=user))
+        if user is None:
+            return ask(str(self.inside / f"{RUN}/control.sock".lstrip("/")), method, path, json.dumps(body))
+        source = f"{_ASK}\nimport sys\nprint(json.dumps(ask('{RUN}/control.sock', *sys.argv[1:])))"
+        code, answer = json.loads(self.python(source, method, path, json.dumps(body), user=user))
         return code, answer
 
     def status(self) -> dict[str, Any]:
@@ -279,14 +298,8 @@ class Container:
         return self.run(f"{STATE}/board/usr/sbin/nvpmodel", "-q").stdout
 
     def knobs(self) -> dict[str, str]:
-        """Every knob of the board, nvpmodel's status files among them."""
-        values: dict[str, str] = json.loads(self.python(_KNOBS, f"{STATE}/board"))
-        return values
-
-    def knobs_when_off(self) -> dict[str, str]:
-        """The same, on the disk of a machine that is off."""
-        board = self.upper / STATE.lstrip("/") / "board"
-        sysfs = Sysfs(board)
+        """Every knob of the board, nvpmodel's status files among them; also while the machine is off."""
+        sysfs = Sysfs((self.inside if self._is_on() else self.upper) / f"{STATE}/board".lstrip("/"))
         return dict(read_knobs(sysfs, discover_domains(sysfs)).values)
 
     def faults(self, **switches: Any) -> None:
@@ -297,32 +310,23 @@ class Container:
         )
 
 
-_KNOBS = """
-import json, sys
-from pathlib import Path
-from jouled.board.discover import discover_domains
-from jouled.board.knobs import read_knobs
-from jouled.board.sysfs import Sysfs
-sysfs = Sysfs(Path(sys.argv[1]))
-print(json.dumps(dict(read_knobs(sysfs, discover_domains(sysfs)).values)))
-"""
+def ask(socket_path: str, method: str, path: str, body: str) -> tuple[int, dict[str, Any]]:
+    """One request on a UNIX socket; 0 and the error's name where no answer came. Runs in the container, too."""
+    connection = http.client.HTTPConnection("localhost", timeout=60)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    try:
+        connection.sock.connect(socket_path)
+        headers = {} if body == "null" else {"Content-Type": "application/json"}
+        connection.request(method, path, body=None if body == "null" else body, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read() or b"{}")
+    except (OSError, http.client.HTTPException) as error:
+        return 0, {"error": type(error).__name__}
+    finally:
+        connection.close()
 
 
-_REQUEST = f"""
-import http.client, json, socket, sys
-method, path, body = sys.argv[1:]
-connection = http.client.HTTPConnection("localhost", timeout=60)
-connection.sock = socket.socket(socket.AF_UNIX)
-try:
-    connection.sock.connect("{RUN}/control.sock")
-    headers = {{"Content-Type": "application/json"}} if body != "null" else {{}}
-    connection.request(method, path, body=None if body == "null" else body, headers=headers)
-    answer = connection.getresponse()
-    text = answer.read()
-    print(json.dumps([answer.status, json.loads(text) if text else {{}}]))
-except (OSError, http.client.HTTPException) as error:
-    print(json.dumps([0, {{"error": type(error).__name__}}]))
-"""
+_ASK = f"from __future__ import annotations\nimport http.client, json, socket\n{inspect.getsource(ask)}"
 
 
 def _why_not() -> str | None:

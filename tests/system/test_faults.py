@@ -25,17 +25,21 @@ MOMENTS: tuple[dict[str, Any], ...] = (
 WATCHED = "[Service]\nWatchdogSec=4\n"
 
 
-def wait_until(service: Container, look: str, what: str) -> None:
-    """`look`: a shell command that succeeds when it has come."""
-    service.wait_for(lambda: service.run("sh", "-c", look, code=None).returncode == 0, what)
+def wait_for_hold(service: Container) -> None:
+    """Until the board stands still where it was told to."""
+    service.wait_for(lambda: service.read(HELD), "hold")
+
+
+def wait_for_end(service: Container, pid: int) -> None:
+    service.wait_for(lambda: not service.is_running(pid), f"end of pid {pid}")
 
 
 def main_pid(service: Container, unit: str) -> int:
     return int(service.show(unit, "MainPID")["MainPID"])
 
 
-def has_gone(service: Container, pid: int) -> bool:
-    return service.run("kill", "-0", str(pid), code=None).returncode != 0
+def is_over(service: Container, unit: str) -> bool:
+    return service.show(unit, "ActiveState")["ActiveState"] in ("inactive", "failed")
 
 
 def status_at_rest(service: Container) -> dict[str, Any] | None:
@@ -64,11 +68,11 @@ def test_kill_at_any_moment_leaves_the_board_as_found_or_in_the_winner(service: 
         service.faults(hold=moment)
         clocks = "both" if moment["by"] == "jetson_clocks" else "capped"
         job = service.retune(latency_bound_ratio=1.4, clocks=clocks, user="anna")
-        wait_until(service, f"test -e {HELD}", f"moment {moment}")
+        wait_for_hold(service)
         pid = main_pid(service, victim)
         service.run("kill", "-9", str(pid))
         service.run("touch", RELEASE)
-        service.wait_for(partial(has_gone, service, pid), "end of what was shot")
+        wait_for_end(service, pid)
         status = settle(service, stock)
         service.faults()
         assert status["job"] is None
@@ -87,10 +91,10 @@ def test_a_restore_that_is_killed_too_is_finished_by_the_next(service: Container
     stock = service.knobs()
     service.faults(hold={"by": "clock", "after_s": 80.0})
     service.retune(latency_bound_ratio=1.4)
-    wait_until(service, f"test -e {HELD}", "job")
+    wait_for_hold(service)
     service.faults(hold={"by": "sysfs", "write": 1})
     service.run("kill", "-9", str(main_pid(service, "jouled-worker.service")))
-    wait_until(service, f"test -e {HELD}", "restore by ExecStopPost")
+    wait_for_hold(service)
     control = int(service.show("jouled-worker.service", "ControlPID")["ControlPID"])
     assert service.knobs() != stock
     service.run("kill", "-9", str(control))
@@ -121,17 +125,17 @@ def test_the_watchdog_ends_what_is_blocked_and_nothing_else(service: Container) 
     service.wait_for_state("idle")
     daemon = main_pid(service, "jouled.service")
     service.run("kill", "-STOP", str(daemon))
-    wait_until(service, f"! kill -0 {daemon}", "end of the blocked daemon")
+    wait_for_end(service, daemon)
     service.wait_for_state("idle")
     assert int(service.show("jouled.service", "NRestarts")["NRestarts"]) == 1
 
     daemon = main_pid(service, "jouled.service")
     service.faults(hold={"by": "clock", "after_s": 60.0})
     service.retune(latency_bound_ratio=1.4)
-    wait_until(service, f"test -e {HELD}", "job")
+    wait_for_hold(service)
     worker = main_pid(service, "jouled-worker.service")
     service.run("kill", "-STOP", str(worker))
-    wait_until(service, f"! kill -0 {worker}", "end of the blocked worker")
+    wait_for_end(service, worker)
     service.run("touch", RELEASE)
     settle(service, stock)
     assert main_pid(service, "jouled.service") == daemon
@@ -153,7 +157,7 @@ def test_a_shutdown_in_mid_job_leaves_the_knobs_as_found(service: Container) -> 
     service.retune(latency_bound_ratio=1.4, budget=60)
     service.wait_for(lambda: (job := service.status().get("job")) and job["trials"] >= 2, "second trial")
     service.shut_down()
-    assert service.knobs_when_off() == stock
+    assert service.knobs() == stock
     service.boot()
     status = service.wait_for_state("idle")
     assert status["last_job"]["outcome"] == "interrupted"
@@ -172,5 +176,5 @@ def test_a_worker_that_dies_before_it_accepts_is_started_once_per_request(servic
     before = service.journal().count("Started jouled-worker.service")
     for requests in (1, 2):
         service.python(connect)
-        wait_until(service, "! systemctl is-active -q jouled-worker.service", "end of the worker")
+        service.wait_for(partial(is_over, service, "jouled-worker.service"), "end of the worker")
         assert service.journal().count("Started jouled-worker.service") == before + requests

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tests.system.conftest import Container
 
 ANNA, BERT, CARL = "anna", "bert", "carl"  # may change things; may read; may do nothing
+SCRAPE = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:19761/metrics', timeout=30).read().decode())"
 OPERATORS = "NV Power Mode: MODE_50W"
 
 
@@ -80,6 +81,9 @@ def _tune(container: Container) -> str:
     status = container.wait_for(partial(_winner_in_force, container), "winner in force")
     assert OPERATORS in container.nvpmodel()
     assert ANNA in container.journal()
+    scraped = container.python(SCRAPE)
+    assert "jouled_mode_in_force 1.0\n" in scraped
+    assert 'jouled_state{state="idle"} 1.0\n' in scraped
     return str(status["in_force"]["name"])
 
 
@@ -149,3 +153,11 @@ def test_an_upgrade_and_an_uninstall_in_mid_job_leave_the_board_as_found(service
     service.jouled("uninstall", "--purge")
     for folder in ("/etc/jouled", "/var/lib/jouled", "/run/jouled"):
         service.run("test", "-e", folder, code=1)
+
+
+def test_the_timers_unit_tunes_from_within_its_sandbox(service: Container) -> None:
+    service.run("systemctl", "start", "jouled-retune.service")
+    status = service.wait_for_state("idle")
+    assert status["last_job"]["outcome"] in ("tuned", "no_gain")
+    assert service.show("jouled-retune.service", "Result")["Result"] == "success"
+    assert "(root)" in service.journal()
