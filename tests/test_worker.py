@@ -307,7 +307,7 @@ def test_commands_of_one_service_life_follow_each_other_in_one_worker(scene: Sce
 def test_dry_run_writes_nothing_and_tells_the_plan(scene: Scene) -> None:
     answer = scene.ask({**TUNE, "request": {"latency_bound_ratio": 1.4, "dry_run": True}})
     assert answer["result"]["plan"]["grid_size"] == 96
-    assert answer["result"]["job"] == JOB
+    assert (answer["result"]["job"], answer["result"]["outcome"]) == (JOB, None)
     scene.assert_as_found()
     assert not (scene.folder / "origin.json").exists()
 

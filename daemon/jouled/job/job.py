@@ -228,7 +228,8 @@ class Job:
 
     # --- the course -------------------------------------------------------------------------------------
 
-    def _tune(self, ground: Ground) -> None:
+    def _begin(self, ground: Ground) -> Actuator:
+        """All that must be known before the first window: who else is there, the idle draw, the method."""
         host, board = self._host, ground.board
         if self._config.job.sampler == "grid" and len(ground.space) > self._config.job.budget:
             self._warn(
@@ -259,10 +260,12 @@ class Job:
         self.result.method = method.value
         if why:
             self._warn(f"jouled writes the caps itself, since nvpmodel cannot be used: {why}")
-        actuator = Actuator(host, board, ground.home, method)
-        trials = self._make_trials(ground, actuator)
-        self._trials = trials
-        with open_storage(host.state_dir) as storage, study_errors(host.state_dir):
+        return Actuator(host, board, ground.home, method)
+
+    def _tune(self, ground: Ground) -> None:
+        actuator, folder = self._begin(ground), self._host.state_dir
+        self._trials = trials = self._make_trials(ground, actuator)
+        with open_storage(folder) as storage, study_errors(folder):
 
             def make_search(bound_s: float | None) -> Search:
                 return Search(

@@ -163,7 +163,7 @@ def tune(
     cancellation: Cancellation,
     sinks: tuple[Sink, ...],
 ) -> Mapping[str, Any]:
-    """Run the job called `job`; its result. numpy and optuna come with it. Raises as `run_job`."""
+    """Run the job called `job`; its result, or a dry run's `plan`. numpy and optuna come with it. Raises as `run_job`."""
     from jouled.job.job import run_job
     from jouled.job.request import Request
 
@@ -175,8 +175,9 @@ def tune(
         dry_run=dry_run,
     )
     result = run_job(site.host, request, runner, cancellation=cancellation, sinks=sinks, job=job, who=who)
-    plan = {} if result.plan is None else {"plan": result.plan}
-    return {**result.as_json(), **plan}
+    if result.plan is None:
+        return result.as_json()
+    return {**result.as_json(), "outcome": None, "plan": result.plan}  # nothing was run, so nothing came of it
 
 
 def asker() -> str:
