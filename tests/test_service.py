@@ -82,6 +82,7 @@ class Machine:
     busy: dict[str, Any] | None = None
     go: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: str = ""
+    answers_tune: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         make_tree(self.folder / "board")
@@ -156,6 +157,9 @@ class Machine:
         self.heard.append(told)
         command = told["command"]
         if command == self.dies_at:
+            return
+        if command == "tune" and self.answers_tune:
+            await say({"event": "finished", "ok": self.answers_tune["error"] is None, **self.answers_tune})
             return
         if command in self.errors:
             await say({"event": "finished", "ok": False, "result": None, "error": self.errors[command]})
@@ -587,6 +591,45 @@ async def _until_finished(events: AsyncIterator[Mapping[str, Any]]) -> AsyncIter
         yield event
         if event["event"] == "finished":
             return
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "said"),
+    [
+        ({"result": {"outcome": None, "plan": {"expected_s": 600.0}, "reason": None}, "error": None}, None, ""),
+        (
+            {"result": None, "error": {"kind": "ConfigError", "text": "no such key", "hint": "", "exit_code": 2}},
+            "interrupted",
+            "no such key",
+        ),
+        (
+            {"result": None, "error": {"kind": "BusyError", "text": "pid 7 holds", "hint": "", "exit_code": 12}},
+            "board_busy",
+            "pid 7 holds",
+        ),
+    ],
+)
+def test_what_is_not_in_the_ledger_is_kept_with_the_requests(
+    machine: Machine, answer: dict[str, Any], outcome: str | None, said: str
+) -> None:
+    machine.answers_tune = answer
+
+    async def work(service: Service) -> None:
+        async with service.subscribe() as events:
+            job = await service.retune({**BOUND, "dry_run": True}, PEER)
+            seen = [event async for event in _until_finished(events)]
+        assert seen[-1]["result"] == answer["result"]
+        machine.clock.ahead_s += 30.0
+        await until(lambda: not service.outlook.history.open_jobs())
+        found = service.job(job)
+        assert found is not None
+        assert (found["outcome"], found["reason"]["text"], found["result"]) == (outcome, said, answer["result"])
+
+    live(machine, work)
+    fresh = _service(machine)
+    fresh.look()
+    fresh.settle_jobs()
+    assert [entry["outcome"] for entry in fresh.history(5)] == [outcome]
 
 
 def test_a_second_job_is_refused_with_the_first_ones_id(machine: Machine) -> None:

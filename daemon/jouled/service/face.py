@@ -57,7 +57,7 @@ class Service(Loop):
             **entry.as_json(),
             "is_running": running is not None,
             "running": None if running is None else asdict(running.shown()),
-            "result": results[-1].get("result") if results else None,
+            "result": results[-1].get("result") if results else entry.result,
         }
 
     def trials(self, job: str) -> Sequence[Mapping[str, Any]] | None:

@@ -68,8 +68,9 @@ class Tail:
 
 @dataclass(slots=True)
 class JobEntry:
-    """What is remembered of one job. `outcome` None: it has not ended, as far as is known; `is_presumed`: the daemon
-    said that it was interrupted, which its own last word in the ledger overrules.
+    """What is remembered of one job. `outcome` None: it has not ended, as far as is known, or was a dry run.
+    `is_presumed`: the daemon said that it was interrupted, which its own last word in the ledger overrules. `result`:
+    what the worker said of one that is not in the ledger.
     """
 
     job: str
@@ -85,7 +86,9 @@ class JobEntry:
     saving_ratio: float | None = None
     applied: bool = False
     duration_s: float | None = None
+    has_ended: bool = False
     is_presumed: bool = False
+    result: Record | None = None
 
     def as_json(self) -> Record:
         """An entry of the history."""
@@ -162,7 +165,9 @@ class History:
             entry.who, entry.request = str(record.get("who", "")), record.get("request")
             entry.accepted_wall_s = record.get("wall_s")
         elif record.get("event") == "ended" and isinstance(job, str):
-            self._end(self._entry(job), record, record.get("wall_s"), is_presumed=True)
+            entry = self._entry(job)
+            self._end(entry, record, record.get("wall_s"), is_presumed=bool(record.get("presumed", True)))
+            entry.result = record.get("result")
         elif record.get("event") == "request":
             self._order.append({"kind": "request", **{name: record[name] for name in record if name != "event"}})
 
@@ -213,16 +218,17 @@ class History:
     def _end(
         self, entry: JobEntry, record: Mapping[str, Any], ended_wall_s: float | None, *, is_presumed: bool = False
     ) -> None:
-        if entry.outcome is not None:
+        if entry.has_ended:
             if is_presumed or not entry.is_presumed:
                 return
-            self._sums.jobs[entry.outcome] -= 1
-        entry.is_presumed = is_presumed
-        reason = record.get("reason") or {}
-        entry.outcome, entry.ended_wall_s = str(record.get("outcome")), ended_wall_s
+            self._sums.jobs[entry.outcome or ""] -= 1
+        entry.has_ended, entry.is_presumed = True, is_presumed
+        reason, outcome = record.get("reason") or {}, record.get("outcome")
+        entry.outcome, entry.ended_wall_s = outcome, ended_wall_s
         entry.reason_code, entry.reason_text = reason.get("code"), str(reason.get("text") or "")
-        self._sums.jobs[entry.outcome] = self._sums.jobs.get(entry.outcome, 0) + 1
-        self.last = entry
+        if outcome is not None:
+            self._sums.jobs[outcome] = self._sums.jobs.get(outcome, 0) + 1
+            self.last = entry
 
     # --- answers ------------------------------------------------------------------------------------------
 
@@ -241,7 +247,7 @@ class History:
 
     def open_jobs(self) -> list[JobEntry]:
         """Jobs that have not ended, as far as is known."""
-        return [entry for entry in self._jobs.values() if entry.outcome is None]
+        return [entry for entry in self._jobs.values() if not entry.has_ended]
 
     def last_job(self) -> LastJob | None:
         """How the last job ended."""

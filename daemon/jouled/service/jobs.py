@@ -12,6 +12,8 @@ from jouled.state import RunningJob
 
 log = logging.getLogger(__name__)
 
+_REFUSED = {8: "not_supported", 9: "workload_failed", 10: "board_fault", 12: "board_busy", 13: "cancelled"}
+
 
 class Job:
     """One job from its request to its last event. `ended` is set when nothing more comes of it."""
@@ -43,6 +45,14 @@ class Job:
             self.trials += 1
         elif kind == "finished":
             self.finished = event
+
+    def end(self, wall_s: float) -> dict[str, Any]:
+        """What its last event says, for the requests. An outcome of None: a dry run."""
+        finished = self.finished or {}
+        result, error = finished.get("result"), finished.get("error") or {}
+        outcome = _REFUSED.get(error.get("exit_code", 1), "interrupted") if result is None else result.get("outcome")
+        reason = {"code": None, "text": str(error.get("text", ""))} if result is None else result.get("reason")
+        return {"job": self.id, "wall_s": wall_s, "outcome": outcome, "reason": reason, "result": result}
 
     async def follow(self, publish: Callable[[Mapping[str, Any]], None]) -> None:
         """Hear it out; `finished` is not published yet. Raises nothing: `trouble` says why there is none."""

@@ -303,10 +303,22 @@ class Loop:
         self.running = None
         self.outlook.full = None
         self._remember(contested=False, applies_s=(), retry_s=0.0)
+        self._keep_end(job)
         self.look()
         self.wake()
         if job.finished is not None:  # who hears of the end finds it in the status, too
             self._publish(job.finished)
+
+    def _keep_end(self, job: Job) -> None:
+        """A dry run, and a job that was refused before it began, are not in the ledger: their end is kept by us."""
+        self.outlook.history.follow()
+        entry = self.outlook.history.entry(job.id)
+        if job.finished is None or entry is None or entry.has_ended:
+            return
+        try:
+            self.outlook.requests.append({"event": "ended", "presumed": False, **job.end(self._clock.wall_s())})
+        except StateError as error:
+            log.error("%s", error)
 
     def _publish(self, event: Mapping[str, Any]) -> None:
         if event.get("event") == "phase" and event.get("phase") == "watching":
