@@ -13,7 +13,7 @@ READY := $(VENV)/ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 DEMO := --virtual agx-orin-64gb --state-dir build/demo
 
-.PHONY: demo test lint format bench bench-recorded bench-decisions wheel clean setup
+.PHONY: demo test lint format bench bench-recorded bench-decisions bench-control wheel clean setup
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -62,6 +62,9 @@ bench-recorded: $(READY)
 
 bench-decisions: $(READY)
 	$(BIN)/python bench/decisions.py $(BENCH_ARGS)
+
+bench-control: $(READY)
+	$(BIN)/python bench/control.py $(BENCH_ARGS)
 
 wheel: $(READY)
 	@rm -rf dist

@@ -298,10 +298,7 @@ class Serving:
     loop: asyncio.AbstractEventLoop
 
     def connect(self, timeout_s: float = 10.0) -> socket.socket:
-        client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        client.connect(str(self.path))  # with a time limit it would not wait for a place in the queue
-        client.settimeout(timeout_s)
-        return client
+        return connect_to(self.path, timeout_s)
 
     def send(self, data: bytes, *, timeout_s: float = 10.0) -> bytes:
         """Raw bytes in, all that comes back until the server closes."""
@@ -329,6 +326,14 @@ class Serving:
 
         self.loop.call_soon_threadsafe(run)
         assert done.wait(10)
+
+
+def connect_to(path: Path, timeout_s: float) -> socket.socket:
+    """A connection; it waits for a place in the queue, which one with a time limit would not."""
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.connect(str(path))
+    client.settimeout(timeout_s)
+    return client
 
 
 def read_all(client: socket.socket) -> bytes:

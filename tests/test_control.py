@@ -12,6 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -174,10 +175,46 @@ def test_a_change_is_logged_once_with_its_peer_and_a_read_never(
     assert line == f"/v1/rollback by uid {os.geteuid()} ({user_name(os.geteuid())}), pid {os.getpid()}: done"
 
 
+def test_a_request_that_means_nothing_is_not_logged_a_forbidden_one_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with serving(tmp_path) as server:
+        server.ask("POST", "/v1/apply", {"target": "best"})
+        assert caplog.messages == []
+        server.face.failing = Refused("the board is held")
+        server.ask("POST", "/v1/rollback")
+    (line,) = caplog.messages
+    assert line.endswith("403 the board is held")
+
+
+def test_changes_that_wait_are_bounded(tmp_path: Path) -> None:
+    face, gate = FakeFace(), threading.Semaphore(0)
+
+    async def rollback(peer: Peer) -> dict[str, Any]:
+        while not gate.acquire(blocking=False):
+            await asyncio.sleep(0.005)
+        return {}
+
+    face.rollback = rollback  # type: ignore[method-assign]
+    with serving(tmp_path, face) as server:
+        waiting = [server.connect() for _ in range(8)]
+        for client in waiting:
+            client.sendall(b"POST /v1/rollback HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        while (reply := server.ask("POST", "/v1/pause")).status != 409:
+            assert reply.status == 200
+        assert server.ask("POST", f"/v1/jobs/{JOB}/cancel").status == 202
+        for client in waiting:
+            client.close()
+        gate.release(8)
+        while server.ask("POST", "/v1/pause").status != 200:
+            assert server.ask("GET", "/v1/status").status == 200
+
+
 def test_a_refused_change_is_logged_in_one_line_whatever_its_path_holds(
     server: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG, "jouled")
     server.ask("POST", "/v1/jobs/a%0Ab%0D/cancel")
     (line,) = caplog.messages
     assert line.splitlines() == [line]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Struct)
 Handler = Callable[[web.Request, Peer], Awaitable[web.StreamResponse]]
 SCHEMA = 1
+MOST_CHANGES = 8
 _NO_STORE = {"Cache-Control": "no-store"}
 
 
@@ -99,6 +101,7 @@ class Control:
         self.config = config
         self.peers = peers or Peers(config.control.change_group)
         self.streams = Streams(face)
+        self._changing = 0
 
     def app(self) -> web.Application:
         """The application, for one server."""
@@ -120,7 +123,8 @@ class Control:
                 self._check_right(route, request, peer)
                 if route.body is None:
                     connection_of(request).begin()
-                done = await handle(request, peer)
+                with self._counted(route):
+                    done = await handle(request, peer)
             except Problem as problem:
                 return _refused(route, request, peer, problem)
             except JouledError as error:
@@ -130,6 +134,22 @@ class Control:
             return done
 
         return handler
+
+    @contextmanager
+    def _counted(self, route: Route) -> Iterator[None]:
+        """Changes wait for one another, those too whose client has gone; so not too many of them. Raises Problem."""
+        if not route.is_change or route.handler == "cancel":
+            yield
+            return
+        if self._changing >= MOST_CHANGES:
+            raise Problem(
+                "conflict", f"{MOST_CHANGES} changes wait already", hint="ask again later", exit_code=12, job=None
+            )
+        self._changing += 1
+        try:
+            yield
+        finally:
+            self._changing -= 1
 
     def _peer(self, request: web.Request) -> Peer:
         transport = request.transport
@@ -216,7 +236,8 @@ class Control:
 
 def _refused(route: Route, request: web.Request, peer: Peer, problem: Problem) -> web.Response:
     if route.is_change or problem.status >= 500:
-        level = logging.WARNING if problem.status >= 500 else logging.INFO
+        level = logging.INFO if problem.status in (403, 409) else logging.DEBUG
+        level = logging.WARNING if problem.status >= 500 else level
         text = problem.detail.replace("\n", "; ")[:300]
         log.log(level, "%s by %s, pid %d: %d %s", _where(request), peer, peer.pid, problem.status, text)
     return problem.response(_NO_STORE)
