@@ -49,9 +49,9 @@ def test_grid_is_a_count_the_word_full_or_a_shape(grid: str, key: str, value: ob
 
 
 def test_state_lies_in_the_users_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("HOME", "/users/somebody")
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    assert state_home() == Path("/home/somebody/.local/state/jouled")
+    assert state_home() == Path("/users/somebody/.local/state/jouled")
     monkeypatch.setenv("XDG_STATE_HOME", "/x")
     assert state_home() == Path("/x/jouled")
 
