@@ -163,7 +163,7 @@ def tune(
     cancellation: Cancellation,
     sinks: tuple[Sink, ...],
 ) -> Mapping[str, Any]:
-    """Run the job called `job`; its result, or a dry run's `plan`. numpy and optuna come with it. Raises as `run_job`."""
+    """Run the job called `job`; its result, or a dry run's `plan`. numpy and optuna come with it. Raises as run_job."""
     from jouled.job.job import run_job
     from jouled.job.request import Request
 
