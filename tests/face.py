@@ -164,13 +164,13 @@ ENTRIES = (
 )
 
 
-def make_result(outcome: str = "tuned", **more: Any) -> dict[str, Any]:
+def make_result(outcome: str | None = "tuned", **more: Any) -> dict[str, Any]:
     """A job's result as `tune --json` prints it."""
     side = JobSide(Candidate(MODE, Variant()), "capped", 1.02, 0.01, (1.0, 1.04), 0.024, 0.025, 900, 30.6, 30.0, 4)
-    result = JobResult(JOB, outcome=outcome, reason_code="converged", reason_text="takes 13.9 % less")
+    result = JobResult(JOB, reason_code="converged", reason_text="takes 13.9 % less")
     result.reference, result.winner = side, replace(side, energy_j=0.878, latency_upper_s=math.inf)
     result.saving_ratio, result.saving_interval = 0.139, (0.121, 0.157)
-    return {**result.as_json(), **more}
+    return {**result.as_json(), "outcome": outcome, **more}
 
 
 @dataclass

@@ -540,6 +540,16 @@ def test_a_daemon_that_does_not_come_back_is_given_up() -> None:
     assert clock.now_s <= 130
 
 
+def test_a_dry_run_ends_without_an_outcome(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = make_result(outcome=None, plan={"grid_size": 96, "expected_s": 1500.0})
+    over = {"job": JOB, "outcome": None, "is_running": False, "ended_wall_s": NOW_S, "result": result}
+    assert _story(tmp_path, [None], "--dry-run", **{JOB: over}) == 0
+    assert capsys.readouterr().out == "96 power modes, about 25 min; dry run: nothing was touched\n"
+    entry = {"kind": "job", "wall_s": NOW_S, "who": "", **over}
+    assert remote._entry(entry, NOW_S).endswith(f"job {JOB}  was a dry run")
+    assert remote._entry({**entry, "ended_wall_s": None}, NOW_S).endswith(f"job {JOB}  has not ended")
+
+
 def test_retune_works_where_there_are_too_many_listeners(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(tmp_path, most_streams=0) as server:
         assert _run(server, "retune") == 0

@@ -87,7 +87,7 @@ def _entry(entry: Record, now_s: float) -> str:
 
 
 def _job_text(entry: Record) -> str:
-    outcome = entry.get("outcome") or "has not ended"
+    outcome = entry.get("outcome") or ("has not ended" if entry.get("ended_wall_s") is None else "was a dry run")
     ratio, reason = entry.get("saving_ratio"), (entry.get("reason") or {}).get("text")
     detail = f", saves {percent(ratio)}" if outcome == "tuned" and ratio is not None else ""
     detail = f": {reason}" if not detail and reason and reason != outcome else detail
@@ -236,7 +236,8 @@ def _poll(client: Client, job: str, *, sleep: Callable[[float], None] = time.sle
         try:
             found = client.get(f"/v1/jobs/{job}")
             away_s = 0.0
-            if found.get("outcome") is not None and not found.get("is_running"):
+            is_over = found.get("outcome") is not None or found.get("result") is not None
+            if is_over and not found.get("is_running"):
                 return {"result": found.get("result") or found, "error": found.get("error")}
         except UnreachableError:
             away_s += _POLL_S
