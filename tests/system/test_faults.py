@@ -51,6 +51,17 @@ def status_at_rest(service: Container) -> dict[str, Any] | None:
     return found if is_idle and found["in_force"]["verified"] else None
 
 
+def due_in(service: Container) -> dict[str, Any] | None:
+    """A status that says when something will happen."""
+    found = service.status()
+    return found if found and found["next"]["due_wall_s"] is not None else None
+
+
+def winner_at_rest(service: Container) -> bool:
+    found = status_at_rest(service)
+    return found is not None and found["in_force"]["source"] == "winner"
+
+
 def settle(service: Container, stock: dict[str, str]) -> dict[str, Any]:
     """Until the service is at rest; the board is then as found, or in the winner that status calls verified."""
     status = service.wait_for(partial(status_at_rest, service), "rest")
@@ -178,3 +189,29 @@ def test_a_worker_that_dies_before_it_accepts_is_started_once_per_request(servic
         service.python(connect)
         service.wait_for(partial(is_over, service, "jouled-worker.service"), "end of the worker")
         assert service.journal().count("Started jouled-worker.service") == before + requests
+
+
+def test_power_cuts_in_a_winner_hold_the_board_until_its_operator_lets_it_go(service: Container) -> None:
+    stock = service.knobs()
+    job = service.wait_for_job(service.retune(latency_bound_ratio=1.4))
+    assert job["last_job"]["outcome"] == "tuned"
+    service.shut_down()
+    service.boot()
+    service.wait_for(partial(winner_at_rest, service), "winner after a clean boot")
+    service.cut_power()
+    service.boot()
+    waiting = service.wait_for(partial(due_in, service), "waiting")
+    assert waiting["next"]["due_wall_s"] - waiting["started_wall_s"] > 10.0, "a suspect waits for five boot delays"
+    assert service.knobs() == stock
+    service.wait_for(partial(winner_at_rest, service), "winner, once more")
+    service.cut_power()
+    service.boot()
+    held = service.wait_for_state("held")
+    assert "forget" in held["to_do"]
+    assert held["quarantined"] == 1
+    assert service.knobs() == stock
+    assert service.request("POST", "/v1/retune", {"latency_bound_ratio": 1.4})[0] in (403, 409)
+    service.jouled("forget", "--held")
+    status = service.wait_for(partial(status_at_rest, service), "rest")
+    assert status["in_force"]["source"] == "reference"
+    assert service.knobs() == stock
