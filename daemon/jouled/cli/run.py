@@ -142,9 +142,18 @@ def run(arguments: argparse.Namespace) -> int:
     _log_by(handler)
     options = _options(arguments)
     config = options.config()
+    _warn_of_unbuilt(config)
     site = look_site(arguments, config)
     asyncio.run(_serve(arguments, options, site, notifier, journal_fields=handler is not None))
     return 0
+
+
+def _warn_of_unbuilt(config: Config) -> None:
+    """Keys that this version does not act on are said, not passed over."""
+    if config.metrics.textfile is not None:
+        log.warning("metrics.textfile: not in this version yet; scrape metrics.listen instead")
+    if config.metrics.energy_counter_hz > 0.0:
+        log.warning("metrics.energy_counter_hz: not in this version yet; jouled_energy_joules_total is absent")
 
 
 def _log_by(handler: logging.Handler | None) -> None:
