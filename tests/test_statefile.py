@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -237,3 +238,19 @@ def test_write_below_what_is_no_folder_hints_at_the_place_not_at_space(tmp_path:
         write(tmp_path / "file" / "x.json", name="value")
     assert "space" not in caught.value.hint
     assert "--state-dir" in caught.value.hint
+
+
+@pytest.mark.parametrize("act", [remove_durably, set_aside])
+def test_hint_about_a_file_that_cannot_go_fits_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[Path], object]
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    path = write(tmp_path / "x.json")
+    for name in ("unlink", "rename"):
+        monkeypatch.setattr(os, name, fail)
+    monkeypatch.setattr(Path, "unlink", fail)
+    with pytest.raises(StateError, match="Read-only file system") as caught:
+        act(path)
+    assert f"make {tmp_path} writable for this user" in caught.value.hint

@@ -90,7 +90,7 @@ def remove_durably(path: Path) -> bool:
     except OSError as error:
         raise StateError(
             f"{path}: cannot be deleted: {error.strerror} (errno {error.errno})",
-            hint="delete it by hand once the cause is mended",
+            hint=f"{write_hint(error, path.parent)}; or delete it by hand",
         ) from error
     return True
 
@@ -106,7 +106,7 @@ def set_aside(path: Path) -> Path:
     except OSError as error:
         raise StateError(
             f"{path}: cannot be set aside as {target.name}: {error.strerror}",
-            hint=f"move it away by hand: mv {path} {target}",
+            hint=f"{write_hint(error, path.parent)}; then move it away: mv {path} {target}",
         ) from error
     log.warning("%s set aside as %s", path, target.name)
     return target
