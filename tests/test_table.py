@@ -74,6 +74,8 @@ def test_empty_batch_is_one() -> None:
             HEADER + ",,3,,1," + "9" * 5000 + ",1\n",
             r"a\.csv:2: latency_s: wanted a number above 0 .*\(5000 characters\)",
         ),
+        (HEADER + ",,3,,1,1e-300,1\n", r"a\.csv:2: latency_s: wanted 1e-05 to 100000, got '1e-300'"),
+        (HEADER + ",,3,,1,1,1e300\n", r"a\.csv:2: energy_j: wanted 1e-09 to 1e\+09, got '1e300'"),
         (HEADER + ",,3,,1,1,1\n,,,,1,1,2\n", r"a\.csv: axis gpu_hz: wanted a value in every candidate"),
     ],
 )

@@ -16,6 +16,7 @@ _BATCH_SIZES = 20
 _MAX_LINE = 10_000
 _MAX = {"cores": 1024}  # a board of so many is made for the table
 _MAX_CLOCK_HZ = 999_999_999_999
+_RANGES = {"latency_s": (1e-5, 1e5), "energy_j": (1e-9, 1e9)}  # a window holds each request
 _SHOWN = 40
 
 
@@ -148,4 +149,7 @@ def _number(named: dict[str, str], name: str, *, at: str) -> float | None:
         value = math.nan
     if not (math.isfinite(value) and value > 0.0):
         raise SpaceError(f"{at}: {name}: wanted a number above 0 or nothing, got {_shown(text)}")
+    least, most = _RANGES[name]
+    if not least <= value <= most:
+        raise SpaceError(f"{at}: {name}: wanted {least:g} to {most:g}, got {_shown(text)}")
     return value
