@@ -370,3 +370,12 @@ def test_state_that_this_user_may_not_read_makes_nothing_wrong(
     assert (body["what"], body["mismatches"]) == ("unknown to this user", [])
     assert main(["modes", *state]) == 0
     assert "what was measured is not shown" in capsys.readouterr().err
+
+
+def test_full_disk_behind_the_output_is_no_traceback(state: list[str]) -> None:
+    for arguments in (["modes", *state], ["tune", *state, "--json"]):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            command = [sys.executable, "-m", "jouled.cli", *arguments]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr

@@ -14,13 +14,27 @@ from collections.abc import Sequence
 from jouled.cli.arguments import here, make_parser, options_of
 from jouled.cli.service_arguments import is_for_service
 from jouled.errors import JouledError
-from jouletune.errors import JouletuneError
+from jouletune.errors import JouletuneError, SpaceError
 
 _LEVELS = (logging.ERROR, logging.INFO, logging.DEBUG)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the process's exit code."""
+    try:
+        code = _main(argv)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone, as with `| head`
+        return _without_reader()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.ENXIO):
+            raise
+        return _without_reader()
+    return code
+
+
+def _main(argv: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± and µ is no reason to fail
@@ -28,24 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     level = _LEVELS[min(arguments.verbose, len(_LEVELS) - 1)]
     logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     try:
-        code = _run(arguments)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        return _run(arguments)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader has gone, as with `| head`
-        return _without_reader()
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EIO, errno.ENXIO):
-            raise
-        return _without_reader()
     except JouledError as error:
         _say(arguments, error, hint=error.hint)
         return error.exit_code
     except JouletuneError as error:
         _say(arguments, error, hint="")
-        return 2
-    return code
+        return 2 if isinstance(error, SpaceError) else 1
 
 
 def _without_reader() -> int:

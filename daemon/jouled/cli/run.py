@@ -21,7 +21,7 @@ from jouled.board.process import Processes
 from jouled.board.sysfs import Sysfs
 from jouled.cli.site import TREE, overrides_of, state_home
 from jouled.config import CONFIG_PATH, Config, check_owner, load
-from jouled.errors import StateError
+from jouled.errors import StateError, UsageError
 from jouled.job.site import Site
 from jouled.service.face import Service
 from jouled.service.notify import Notifier, journal_handler
@@ -114,9 +114,13 @@ def _make_tree(tree: Path, board: str, base_mode: str | None) -> None:
 
 
 def _recorded_space(path: Path) -> Space:
+    from jouletune.errors import SpaceError
     from jouletune.table import parse_table
 
-    return parse_table(path.read_text(encoding="utf-8"), where=str(path)).space
+    try:
+        return parse_table(path.read_text(encoding="utf-8"), where=str(path)).space
+    except (OSError, UnicodeDecodeError, SpaceError) as error:
+        raise UsageError(f"{path}: no table: {error}", hint="see docs/recorded.md") from error
 
 
 # --- the worker, to be asked --------------------------------------------------------------------------------
