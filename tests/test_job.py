@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.storages import RDBStorage
+from optuna.study import load_study
 
 from jouled.board.applied import read_applied
 from jouled.board.apply import Actuator, ClocksPolicy, Method
@@ -28,13 +30,16 @@ from jouled.job.events import Event
 from jouled.job.job import run_job
 from jouled.job.request import Request
 from jouled.job.result import JobResult
+from jouled.job.studies import study_name
 from jouled.ledger import Ledger
+from jouled.study import open_storage, study_path
 from jouled.virtual.faults import set_faults
 from jouled.virtual.machine import BoardReset, VirtualMachine
 from jouled.virtual.plant import LayerPlant, load_workload
 from jouled.virtual.runner import VirtualRunner
 from jouled.workload.runner import Arrival, Loaded
 from jouletune.space import PowerMode, Variant
+from jouletune.standing import Standing, standings
 
 RATIO = 1.4
 
@@ -583,3 +588,25 @@ def test_window_in_which_the_runner_fell_silent_is_no_measurement(bench: Bench, 
     first = bench.trials()[0]
     assert (first["purpose"], first["invalid"], first["measurement"]) == ("reference", "workload_hung", None)
     assert (result.outcome, result.reason_code) == ("workload_failed", "workload_hung")
+
+
+@pytest.mark.parametrize("damage", ["lost", "torn"])
+def test_study_database_is_made_anew_from_the_ledger(bench: Bench, damage: str) -> None:
+    first = bench.run()
+    path = study_path(bench.folder)
+    with open_storage(bench.folder) as storage:
+        before = standings_of(storage, first.job)
+    if damage == "lost":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-5000])
+    result = bench.run()
+    assert any("lacked 1 earlier jobs" in warning for warning in result.warnings)
+    with open_storage(bench.folder) as storage:
+        assert standings_of(storage, first.job) == before
+        assert len(before) >= 3
+    assert not any("lacked" in warning for warning in bench.run().warnings)
+
+
+def standings_of(storage: RDBStorage, job: str) -> dict[int, Standing]:
+    return standings(load_study(study_name=study_name(job), storage=storage))

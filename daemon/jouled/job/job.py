@@ -43,6 +43,7 @@ from jouled.job.ground import Ground, check_gpu_is_free, check_locking, survey
 from jouled.job.measuring import Measurer, Taken
 from jouled.job.request import Request
 from jouled.job.result import JobResult
+from jouled.job.studies import rebuild_missing, space_record, study_name
 from jouled.job.summary import (
     announcement,
     describe_ground,
@@ -236,9 +237,8 @@ class Job:
                 f"the grid sampler tries {self._config.job.budget} of {len(ground.space)} power modes, in order; "
                 "--budget sets how many (and --max-duration-s how long)"
             )
-        self._events.emit(
-            "job_started", **announcement(self._request, ground, self.result.arrival, host.clock.wall_s())
-        )
+        told = announcement(self._request, ground, self.result.arrival, host.clock.wall_s())
+        self._events.emit("job_started", space=space_record(ground.space), **told)
         check_gpu_is_free(host, board, self._cancellation)
         check_locking(host, self._config.grid.clocks)
         if not ThermalSensors(host.sysfs).read().zones_c:
@@ -266,6 +266,9 @@ class Job:
         actuator, folder = self._begin(ground), self._host.state_dir
         self._trials = trials = self._make_trials(ground, actuator)
         with open_storage(folder) as storage, study_errors(folder):
+            earlier = [event for event in self._ledger.read().events if event.get("job") != self._id]
+            if made := rebuild_missing(storage, earlier):
+                self._warn(f"the study database lacked {made} earlier jobs; they were told again from the ledger")
 
             def make_search(bound_s: float | None) -> Search:
                 return Search(
@@ -275,7 +278,7 @@ class Job:
                     seed=self._request.seed,
                     incumbent=self._request.searched_incumbent(ground.incumbent),
                     storage=storage,
-                    study_name=f"job-{self._id}",
+                    study_name=study_name(self._id),
                 )
 
             tuning = Tuning(

@@ -87,4 +87,5 @@ class Request:
         window_s = (job.window_min_s + job.window_max_s) / 2
         trial_s = job.settle_min_s + PILOT_S + window_s + COUNTERS_S
         search = min(job.budget, grid_size + grid_size // REFERENCE_EVERY)
-        return min(search * trial_s + FINALS_WINDOWS * (trial_s - PILOT_S), job.max_duration_s)
+        finals_s = FINALS_WINDOWS * (trial_s - PILOT_S)
+        return min(search * trial_s + finals_s + job.watch_s, job.max_duration_s)

@@ -1,0 +1,72 @@
+"""Studies made anew from the ledger, where the database does not have them (it was lost, or damaged and set aside)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jouled.job.tuning import observation_of
+from jouled.study import rebuild_study
+from jouletune.errors import JouletuneError
+from jouletune.search import Search
+from jouletune.space import Candidate, PowerMode, Space, Variant
+from jouletune.trial import Purpose, Trial
+
+if TYPE_CHECKING:
+    from optuna.storages import RDBStorage
+
+log = logging.getLogger(__name__)
+
+MOST = 20  # the youngest jobs; each window told takes about 10 ms
+_SEARCHED = (Purpose.REFERENCE, Purpose.SEARCH)
+
+
+def study_name(job: str) -> str:
+    """What a job's study is called."""
+    return f"job-{job}"
+
+
+def space_record(space: Space) -> dict[str, Any]:
+    """The candidates as a ledger keeps them, short: cores, CPU, GPU and EMC caps in Hz, engine, batch, instances."""
+    rows = []
+    for candidate in space.candidates:
+        mode, variant = candidate.mode, candidate.variant
+        caps = (mode.cores, mode.cpu_hz, mode.gpu_hz, mode.emc_hz)
+        rows.append([*caps, variant.engine, variant.batch, variant.instances])
+    return {"candidates": rows, "reference": space.reference}
+
+
+def _space(record: Mapping[str, Any]) -> Space:
+    candidates = [Candidate(PowerMode(*row[:4]), Variant(*row[4:])) for row in record["candidates"]]
+    return Space.of(candidates, int(record["reference"]))
+
+
+def rebuild_missing(storage: RDBStorage, events: Sequence[Mapping[str, Any]]) -> int:
+    """Tell the studies of the youngest jobs again that `storage` lacks; how many there were."""
+    from optuna.study import get_all_study_names
+
+    known = set(get_all_study_names(storage))
+    started = [event for event in events if event.get("event") == "job_started" and "space" in event]
+    lost = [event for event in started if study_name(str(event["job"])) not in known][-MOST:]
+    made = 0
+    for event in lost:
+        try:
+            _rebuild(storage, event, [other for other in events if other.get("job") == event["job"]])
+            made += 1
+        except (JouletuneError, KeyError, TypeError, ValueError) as error:  # written by another version
+            log.warning("the study of job %s stays lost: %s", event["job"], error)
+    return made
+
+
+def _rebuild(storage: RDBStorage, started: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> None:
+    space = _space(started["space"])
+    bound_s = next((event["bound_s"] for event in events if event.get("phase") == "search"), None)
+    trials = [Trial.from_dict(event["trial"]) for event in events if event.get("event") == "trial"]
+    told = [(trial.index, observation_of(trial, bound_s)) for trial in trials if trial.purpose in _SEARCHED]
+
+    def make_search(store: RDBStorage, name: str) -> Search:
+        seed = int(started["seed"])
+        return Search(space, sampler=started["sampler"], bound_s=bound_s, seed=seed, storage=store, study_name=name)
+
+    rebuild_study(storage, study_name(str(started["job"])), make_search, told)
