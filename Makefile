@@ -1,6 +1,7 @@
 # make demo     sets up and tunes a virtual board      make test      sets up and runs the tests
 # make lint     ruff and mypy alone                    make format    lets ruff lay the code out
 # make bench    the two benches: recorded joules and decisions         make wheel    builds dist/*.whl
+# make bench-idle  what a daemon costs that has nothing to do; BENCH_ARGS="--seconds 600 --jtop": jtop beside it, as root
 # PYTHON=python3.12 make test                          another interpreter, in a venv of its own
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ READY := $(VENV)/ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 DEMO := --virtual agx-orin-64gb --state-dir build/demo
 
-.PHONY: demo test lint format bench bench-recorded bench-decisions bench-control wheel clean setup
+.PHONY: demo test lint format bench bench-recorded bench-decisions bench-control bench-idle wheel clean setup
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -65,6 +66,9 @@ bench-decisions: $(READY)
 
 bench-control: $(READY)
 	$(BIN)/python bench/control.py $(BENCH_ARGS)
+
+bench-idle: $(READY)
+	$(BIN)/python bench/idle.py $(BENCH_ARGS)
 
 wheel: $(READY)
 	@rm -rf dist

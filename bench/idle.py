@@ -1,0 +1,302 @@
+"""What a daemon costs that has nothing to do: a real one on an idle virtual board, scraped as Prometheus would.
+
+    python bench/idle.py [--seconds 600] [--jtop]
+
+Prints memory and CPU of the daemon's process alone, beside the limits for a board; asserts nothing. With --jtop (as
+root) the jtop service of jetson-stats, from a venv of its own below build/, serves one client on the same board.
+"""
+
+from __future__ import annotations
+
+import argparse
+import grp
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from jouled.config import load
+from jouled.virtual.programs import install
+
+ROOT = Path(__file__).resolve().parents[1]
+VENV = ROOT / "build" / "idle-jtop"
+MOST_RESIDENT_MIB = 45.0
+MOST_CPU_RATIO = 0.0015
+SCRAPE_EVERY_S = 15.0
+_START_S = 60.0
+_SETTLE_S = 15.0  # imports and the first look are no idling
+_TICKS_HZ = os.sysconf("SC_CLK_TCK")
+
+# jtop believes in a Jetson where these lie (its own mount namespace; the machine's files stay as they are).
+_NAMESPACE = r"""
+set -e
+mount -t overlay overlay -o "lowerdir=$WORK/etc:/etc" /etc
+mount -t overlay overlay -o "lowerdir=$WORK/bin:/usr/bin" /usr/bin
+mount --bind "$BOARD/sys" /sys
+mount --bind "$BOARD/proc/device-tree" /sys/firmware/devicetree/base
+mount --bind "$WORK/stat" /proc/stat
+mount -t tmpfs tmpfs /run
+export PATH="$BOARD/usr/sbin:$PATH"
+JTOP_SERVICE=True "$PYTHON" "$WORK/jetson.py" service &
+echo $! >"$WORK/service.pid"
+until [ -S /run/jtop.sock ]; do kill -0 $! && sleep 0.2; done
+exec "$PYTHON" "$WORK/jetson.py" client
+"""
+_JETSON = r"""
+import pathlib, platform, sys
+here = pathlib.Path(__file__).parent
+platform.machine = lambda: "aarch64"
+sys.base_prefix = str(here)  # where it keeps its settings
+if sys.argv.pop() == "service":
+    from jtop.__main__ import main
+    sys.argv.append("--force")
+    sys.exit(main())
+from jtop import jtop
+with jtop(interval=1.0) as board:
+    updates = 0
+    while board.ok():
+        updates += 1
+        seen = updates, board.nvpmodel, len(board.cpu["cpu"]), sorted(board.power["rail"])
+        (here / "updates.new").write_text(" ".join(map(str, seen)))
+        (here / "updates.new").rename(here / "updates")
+"""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of some processes so far. Pages that they share count for each in `resident_mib`, once in `shared_out_mib`."""
+
+    cpu_s: float
+    children_cpu_s: float
+    resident_mib: float
+    shared_out_mib: float
+
+
+def cost(pids: Sequence[int]) -> Cost:
+    """Now; memory is the highest so far. `children_cpu_s` is that of children which have ended."""
+    ticks = [[int(value) for value in stat_fields(pid)[11:15]] for pid in pids]
+    own, children = sum(sum(each[:2]) for each in ticks), sum(sum(each[2:]) for each in ticks)
+    resident = sum(max(_kib(pid, "status", "VmRSS"), _kib(pid, "status", "VmHWM")) for pid in pids)
+    shared_out = sum(_kib(pid, "smaps_rollup", "Pss") for pid in pids)
+    return Cost(own / _TICKS_HZ, children / _TICKS_HZ, resident / 1024, shared_out / 1024)
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Of /proc/PID/stat, from the state on (proc(5)'s field 3)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+
+
+def _kib(pid: int, file: str, key: str) -> int:
+    found = re.search(rf"^{key}:\s+(\d+) kB$", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
+    assert found is not None, (pid, file, key)
+    return int(found[1])
+
+
+def family(pid: int) -> list[int]:
+    """The process and all that descend from it."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                parents[int(entry.name)] = int(stat_fields(int(entry.name))[1])
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found
+
+
+def lasting(pid: int) -> list[int]:
+    """The family without those that only come and go."""
+    before = family(pid)
+    time.sleep(3.0)
+    return sorted(set(before) & set(family(pid)))
+
+
+def scrape(port: int) -> str:
+    """The metrics. Raises OSError."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return bytes(answer.read()).decode()
+
+
+def value(metrics: str, name: str) -> float:
+    """Of a series that must be there."""
+    found = re.search(rf"^{re.escape(name)} (\S+)$", metrics, re.MULTILINE)
+    if found is None:
+        raise SystemExit(f"{name} is not among the metrics: the daemon is not as it should be")
+    return float(found[1])
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+# --- the two ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def daemon(folder: Path) -> Iterator[tuple[int, int]]:
+    """A foreground daemon that answers; its pid and the port of its metrics."""
+    port, said = free_port(), folder / "daemon.log"
+    argv = [sys.executable, "-m", "jouled.cli", "run", "--virtual", "agx-orin-64gb"]
+    argv += ["--state-dir", str(folder / "state"), "--metrics-listen", f"127.0.0.1:{port}"]
+    with said.open("w") as log, subprocess.Popen(argv, cwd=ROOT, stderr=log) as child:
+        try:
+            _wait_until(lambda: _answers(port), child, "the daemon", said)
+            yield child.pid, port
+        finally:
+            child.send_signal(signal.SIGTERM)
+
+
+def _answers(port: int) -> bool:
+    try:
+        return bool(scrape(port))
+    except OSError:
+        return False
+
+
+def _wait_until(is_there: Callable[[], bool], child: subprocess.Popen[bytes], what: str, said: Path) -> None:
+    end_s = time.monotonic() + _START_S
+    while not is_there():
+        if time.monotonic() > end_s or child.poll() is not None:
+            raise SystemExit(f"{what} did not start:\n{said.read_text()}")
+        time.sleep(0.2)
+
+
+def make_venv() -> str:
+    """jetson-stats for this bench alone; its version."""
+    if not (VENV / "bin" / "jtop").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True)
+        pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+        subprocess.run([*pip, "jetson-stats"], check=True)
+    code = "from importlib.metadata import version; print(version('jetson-stats'))"
+    return subprocess.check_output([VENV / "bin" / "python", "-c", code], text=True).strip()
+
+
+def lay_out(work: Path, board: Path) -> None:
+    """What the namespace mounts, in `work`."""
+    install(str(board))
+    (board / "sys/firmware/devicetree/base").mkdir(parents=True)
+    devices = board / "sys/bus/i2c/devices"  # jtop looks here for rails, jouled in class/hwmon
+    devices.mkdir()
+    for monitor in (board / "sys/bus/i2c/drivers/ina3221").glob("*-*"):
+        (found,) = (board / "sys/devices").glob(f"platform/**/{monitor.name}")
+        (devices / monitor.name).symlink_to(os.path.relpath(found, devices))
+        (found / "name").write_text("ina3221\n")
+    shutil.copytree(board / "etc", work / "etc", symlinks=True)
+    groups = "" if any(each.gr_name == "jtop" for each in grp.getgrall()) else "jtop:x:64999:\n"
+    (work / "etc" / "group").write_text(Path("/etc/group").read_text() + groups)
+    (work / "bin").mkdir()
+    (work / "bin" / "jetson_clocks").write_text(f'#!/bin/sh\nexec "{board}/usr/bin/jetson_clocks" "$@"\n')
+    (work / "bin" / "jetson_clocks").chmod(0o755)
+    cores = len(list((board / "sys/devices/system/cpu").glob("cpu[0-9]*")))
+    rows = ["cpu", *(f"cpu{core}" for core in range(cores))]
+    (work / "stat").write_text("".join(f"{row} 100 0 100 10000 0 0 0 0 0 0\n" for row in rows))
+    (work / "jetson.py").write_text(_JETSON)
+
+
+@contextmanager
+def jtop(folder: Path, board: Path) -> Iterator[tuple[int, Path]]:
+    """The service with one client at 1 s; its pid and the file that counts the client's updates."""
+    work = folder / "jtop"
+    work.mkdir()
+    lay_out(work, board)
+    env = {**os.environ, "WORK": str(work), "BOARD": str(board), "PYTHON": str(VENV / "bin" / "python")}
+    argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _NAMESPACE]
+    said = work / "log"
+    with (
+        said.open("w") as log,
+        subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True) as child,
+    ):
+        try:
+            _wait_until((work / "updates").exists, child, "jtop", said)
+            yield int((work / "service.pid").read_text()), work / "updates"
+        finally:
+            os.killpg(child.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(5)
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+
+
+# --- the whole ----------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long to watch (default 600)")
+    parser.add_argument("--jtop", action="store_true", help="watch jtop beside it (root, overlayfs)")
+    given = parser.parse_args()
+    if given.jtop and os.geteuid() != 0:
+        parser.error("--jtop mounts things in a namespace of its own: run it as root")
+    version = make_venv() if given.jtop else ""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        pid, port = stack.enter_context(daemon(Path(name)))
+        peer = stack.enter_context(jtop(Path(name), Path(name) / "state" / "board")) if given.jtop else None
+        time.sleep(_SETTLE_S)
+        groups = [[pid], *([lasting(peer[0])] if peer else [])]
+        load_before, updates_before = os.getloadavg()[0], _updates(peer)
+        answers = [scrape(port)]
+        begun_s, before = time.monotonic(), [cost(pids) for pids in groups]
+        answers += watch(port, begun_s + given.seconds)
+        after, took_s = [cost(pids) for pids in groups], time.monotonic() - begun_s
+        updates = _updates(peer) - updates_before
+    seen = f"{len(answers) - 1} scrapes, {verifies(answers)} verifies"
+    state = re.findall(r'^jouled_state\{state="(\w+)"\} 1\.0$', answers[-1], re.MULTILINE)
+    print(f"{took_s:.1f} s on an idle virtual board; {os.cpu_count()} cores, load average", end=" ")
+    print(f"{load_before:.2f} before, {os.getloadavg()[0]:.2f} after")
+    print(f"jouled, state {' '.join(state)}: {seen}")
+    show(before[0], after[0], took_s, f"limit {MOST_RESIDENT_MIB:g}", f"limit {100 * MOST_CPU_RATIO:g}")
+    if peer:
+        print(f"jtop {version}, {len(groups[1])} processes: {updates} updates of one client at 1 s;", end=" ")
+        print("its children are nvpmodel, here a Python program")
+        show(before[1], after[1], took_s)
+    return 0
+
+
+def watch(port: int, until_s: float) -> list[str]:
+    """What the scrapes gave until then, one each `SCRAPE_EVERY_S`."""
+    begun_s, answers = time.monotonic(), list[str]()
+    while (next_s := begun_s + SCRAPE_EVERY_S * (len(answers) + 1)) <= until_s + 0.5:
+        time.sleep(max(0.0, next_s - time.monotonic()))
+        answers.append(scrape(port))
+    time.sleep(max(0.0, until_s - time.monotonic()))
+    return answers
+
+
+def verifies(answers: Sequence[str]) -> int:
+    """From the first scrape to the last, by the stamps of the last verify and the interval between two."""
+    every_s = load(None, {}).keep.verify_interval_s
+    stamps_s = [value(each, "jouled_last_verify_timestamp_seconds") for each in answers]
+    return sum(round((after - before) / every_s) for before, after in pairwise(stamps_s))
+
+
+def show(before: Cost, after: Cost, took_s: float, *limits: str) -> None:
+    """Two lines, and a third for children that have come and gone."""
+    memory, cpu = limits or ("", "")
+    cpu_percent = 100 * (after.cpu_s - before.cpu_s) / took_s
+    children_percent = 100 * (after.children_cpu_s - before.children_cpu_s) / took_s
+    shared_out = f"(shared pages shared out: {after.shared_out_mib:.1f})"
+    print(f"  RSS  {after.resident_mib:7.1f} MiB  {shared_out}  {memory}".rstrip())
+    print(f"  CPU  {cpu_percent:7.3f} % of a core  {cpu}".rstrip())
+    if children_percent:
+        print(f"       {children_percent:7.3f} % more in children that have ended")
+
+
+def _updates(peer: tuple[int, Path] | None) -> int:
+    return int(peer[1].read_text().split()[0]) if peer else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
