@@ -1,7 +1,7 @@
 # make demo     sets up and tunes a virtual board      make test      sets up and runs the tests
 # make lint     ruff and mypy alone                    make format    lets ruff lay the code out
 # make bench    the two benches: recorded joules and decisions         make wheel    builds dist/*.whl
-# make bench-idle  what a daemon costs that has nothing to do; BENCH_ARGS="--seconds 600 --jtop": jtop beside it, as root
+# make bench-idle   what an idle daemon costs; as root BENCH_ARGS="--seconds 600 --jtop" runs jtop beside it
 # PYTHON=python3.12 make test                          another interpreter, in a venv of its own
 
 PYTHON ?= python3
