@@ -148,7 +148,7 @@ def _decide(facts: Facts, config: Config) -> Verdict:
     if facts.holder:
         return Verdict(State.WAITING, next=Next(f"wait until {facts.holder} lets the board go"))
     if facts.memory.stuck:
-        to_do = "look at dmesg; a reboot returns the board to its operator's mode"
+        to_do = facts.memory.trouble or "look at dmesg; a reboot returns the board to its operator's mode"
         return Verdict(State.STUCK, Do.RESTORE, "stuck", Next("restore again"), to_do)
     if facts.has_snapshot or _went_down(facts):
         return Verdict(State.WAITING, Do.RESTORE, "crash", Next("put back what a crash left"))

@@ -196,7 +196,8 @@ class Loop:
             again_s = self._clock.monotonic_s() + _NOT_BEFORE_S
             self._remember(stuck=False, retry_s=again_s, trouble="")
         except (WorkerBusy, Conflict) as error:
-            self._remember(retry_s=self._clock.monotonic_s() + _BUSY_AGAIN_S, trouble=str(error))
+            trouble = self.outlook.memory.trouble if self.outlook.memory.stuck else str(error)
+            self._remember(retry_s=self._clock.monotonic_s() + _BUSY_AGAIN_S, trouble=trouble)
         except JouledError as error:
             self._note_failure(error)
         finally:
