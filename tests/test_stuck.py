@@ -38,8 +38,8 @@ from jouled.service.face import Service
 from jouled.service.keeper import STUCK_EVERY_S
 from jouled.service.notify import Notifier
 from jouled.service.workers import ChildDoor, Line
-from jouled.state import Peer, Refused, State
-from jouled.virtual.faults import FOLDER
+from jouled.state import Failed, Peer, Refused, State
+from jouled.virtual.faults import FOLDER, set_faults
 from jouled.virtual.machine import VirtualMachine
 
 PATIENCE_S = 60.0
@@ -237,23 +237,23 @@ def hanging(tmp_path: Path) -> Any:
 
 
 def assert_untouched(scene: Scene) -> None:
-    """Nothing was written since the child began to hang; the knobs are as it left them, not as found."""
+    """Nothing was written since the child began to hang."""
     then = scene.folder / "then"
     assert kernel_writes(scene.root) == kernel_writes(then) > 0
     assert picture(scene.root, scene.found) == picture(then, scene.found)
-    assert scene.knobs() != scene.found
 
 
 async def _tune_and_hang(scene: Scene, service: Service) -> int:
     """A job that ends since nvpmodel does not; its pid, once the daemon knows."""
     async with service.subscribe() as events:
         job = await service.retune(REQUEST, PEER)
-        last = await finished(events)
+        last = await asyncio.wait_for(finished(events), PATIENCE_S)
     hung = int((scene.folder / "hung").read_text())
     assert (last["job"], last["result"]["outcome"]) == (job, "board_fault")
     assert f"pid {hung}" in last["result"]["reason"]["text"]
     assert is_alive(hung)
     await until(lambda: service.status().state is State.STUCK)
+    assert scene.knobs() != scene.found  # as the child left them
     assert_untouched(scene)
     return hung
 
@@ -320,6 +320,27 @@ def test_while_a_child_hangs_whatever_people_ask_for_writes_nothing_either(hangi
     assert_untouched(hanging)
 
 
+def test_a_child_that_hangs_while_a_mode_is_applied_by_hand_is_written_beside_by_nobody_either(hanging: Scene) -> None:
+    """In the no-change probe already, which is the worker's first call of nvpmodel."""
+    set_faults(str(hanging.root), **hanging.faults)
+
+    async def work(service: Service) -> None:
+        with pytest.raises(Failed) as failed:
+            await service.apply("12-1497.6-816-2133", PEER)
+        hung = int((hanging.folder / "hung").read_text())
+        assert (failed.value.kind, f"pid {hung}" in str(failed.value)) == ("StuckError", True)
+        await until(lambda: service.status().state is State.STUCK)
+        assert f"pid {hung}" in service.status().to_do
+        assert_untouched(hanging)
+        (hanging.folder / "stuck").unlink()
+        hanging.clock.ahead_s += STUCK_EVERY_S
+        await until(lambda: service.status().state is State.IDLE)
+        assert not is_alive(hung)
+        hanging.assert_as_found()
+
+    hanging.live(work)
+
+
 def test_a_daemon_that_starts_beside_a_hanging_child_finds_it_out(hanging: Scene) -> None:
     async def first(service: Service) -> None:
         await _tune_and_hang(hanging, service)
@@ -350,7 +371,7 @@ def test_a_worker_killed_beside_its_living_child_is_followed_by_one_that_ends_th
             child, worker = int(held.read_text()), scene.doors.pids[-1]
             assert is_alive(child)
             os.kill(worker, signal.SIGKILL)
-            last = await finished(events)
+            last = await asyncio.wait_for(finished(events), PATIENCE_S)
         assert (last["job"], last["result"]["outcome"]) == (job, "interrupted")
         assert f"pid {worker}" in last["result"]["reason"]["text"]
         await until(lambda: service.status().state is State.IDLE)
