@@ -37,7 +37,7 @@ from jouled.ledger import Ledger
 from jouled.service.face import Service
 from jouled.service.keeper import STUCK_EVERY_S
 from jouled.service.notify import Notifier
-from jouled.service.workers import ChildDoor, Line
+from jouled.service.workers import ChildDoor, Line, WorkerBusy
 from jouled.state import Failed, Peer, Refused, State
 from jouled.virtual.faults import FOLDER, set_faults
 from jouled.virtual.machine import VirtualMachine
@@ -339,6 +339,21 @@ def test_a_child_that_hangs_while_a_mode_is_applied_by_hand_is_written_beside_by
         hanging.assert_as_found()
 
     hanging.live(work)
+
+
+def test_a_worker_that_serves_somebody_else_does_not_hide_which_process_hangs(tmp_path: Path) -> None:
+    service = Scene(tmp_path / "state", {}).service()
+
+    async def refused() -> None:
+        raise WorkerBusy(5, "verify")
+
+    async def work() -> None:
+        await service._guarded(refused())
+
+    service._remember(stuck=True, trouble="pid 4711 does not end")
+    asyncio.run(work())
+    service.look()
+    assert (service.status().state, service.status().to_do) == (State.STUCK, "pid 4711 does not end")
 
 
 def test_a_daemon_that_starts_beside_a_hanging_child_finds_it_out(hanging: Scene) -> None:
