@@ -383,3 +383,32 @@ def test_a_board_that_scatters_twice_as_much_as_expected_is_not_talked_down() ->
         for seed in range(runs)
     )
     assert tuned / runs <= 0.025 + 3.0 * math.sqrt(0.025 * 0.975 / runs)
+
+
+def play_with_cuts(finals: Finals, energy: dict[int, float], slow: dict[int, int]) -> list[tuple[int, ...]]:
+    """Play to the end; `slow`: an arm is cut from this block on. The blocks that were asked for."""
+    asked: list[tuple[int, ...]] = []
+    while block := finals.next_block(random.Random(1)):
+        asked.append(block)
+        for arm in block:
+            if arm in slow and len(asked) >= slow[arm]:
+                finals.add_infeasible(arm)
+            else:
+                shift = 0.0005 * (len(asked) % 2)
+                finals.add(arm, FinalsWindow(math.log(energy[arm]) + shift, 0.001, 0.0, requests=1000))
+    return asked
+
+
+def test_arm_beaten_by_one_that_then_breaks_the_bound_plays_on() -> None:
+    finals = Finals([1, 2], reference=0, incumbent=0)
+    asked = play_with_cuts(finals, {0: 1.0, 1: 0.80, 2: 0.85}, slow={1: 3})
+    assert any(2 not in block for block in asked)
+    decision = decide(finals, ended=ReasonCode.CONVERGED)
+    assert (decision.outcome, decision.winner) == (Outcome.TUNED, 2)
+
+
+def test_contenders_that_all_break_the_bound_are_known_as_lost() -> None:
+    finals = Finals([1, 2], reference=0, incumbent=0)
+    play_with_cuts(finals, {0: 1.0, 1: 0.80, 2: 0.85}, slow={1: 1, 2: 2})
+    assert finals.all_contenders_lost
+    assert finals.windows_left == 12 - 5

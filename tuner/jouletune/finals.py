@@ -237,13 +237,35 @@ class Finals:
             if self._is_beyond(arm):
                 self._out[arm] = Loss.LATENCY
         rivals = self._contending()
+        if not rivals:
+            self._readmit_beaten()
+            return
         if len(rivals) != 2 or self._block < _FIRST_BEATEN:
             return
         comparison = self.compare(rivals[0], rivals[1], _LEAVE_ALPHA)
-        if comparison is not None and comparison.lower > 1.0:
+        if comparison is None:
+            return
+        # Who beats another must keep the limits itself.
+        if comparison.lower > 1.0 and self.loss(rivals[1]) is None:
             self._out[rivals[0]] = None
-        elif comparison is not None and comparison.upper < 1.0:
+        elif comparison.upper < 1.0 and self.loss(rivals[0]) is None:
             self._out[rivals[1]] = None
+
+    def _readmit_beaten(self) -> None:
+        """A rival that beat another and then broke a limit has beaten nobody."""
+        for arm in [arm for arm in self.contenders if arm in self._out and self._out[arm] is None]:
+            if not self._is_beyond(arm):
+                del self._out[arm]
+
+    @property
+    def windows_left(self) -> int:
+        """How many windows may still be taken, whoever they are of."""
+        return self.max_windows - self._used
+
+    @property
+    def all_contenders_lost(self) -> bool:
+        """Whether there were contenders, and each has broken a limit: others may be tried instead."""
+        return bool(self.contenders) and all(self.loss(arm) is not None for arm in self.contenders)
 
     def is_incumbent_lost(self) -> bool:
         """Whether the incumbent is *shown* to break a limit; one that merely might is to be beaten."""

@@ -12,7 +12,7 @@ from jouled.board.apply import ClocksPolicy
 from jouled.job.blocks import Arm, run_blocks
 from jouled.job.events import Events
 from jouled.job.measuring import COUNTERS_S, PILOT_S
-from jouled.job.request import LONGEST_WINDOW_S, REFERENCE_EVERY, Request
+from jouled.job.request import FINALS_WINDOWS, LONGEST_WINDOW_S, REFERENCE_EVERY, Request
 from jouled.job.trials import Trials
 from jouletune.decision import Decision, Outcome, ReasonCode, decide, stopped
 from jouletune.finals import Finals
@@ -26,6 +26,7 @@ from jouletune.trial import Invalid, Limits, Purpose, Trial, judge_feasibility
 _MOVED_RATIO = 0.08
 _MORE_SETTLE_S = 120.0
 _WINDOW_MARGIN = 1.02
+_ROUND_BLOCKS = 3
 
 _REFERENCE_FAILS = {
     Invalid.APPLY_FAILED: Outcome.BOARD_FAULT,
@@ -255,11 +256,29 @@ class Tuning:
     # --- finals -----------------------------------------------------------------------------------------
 
     def _finals(self, search: Search, ended: ReasonCode) -> Finding:
+        """The best two meet what is in force; where all of them break a limit then, the next best do."""
         best = self._best(search)
-        finalists = self._finalists(best)
         best_seen = self._arm(best[0], self._policy) if best else None
-        numbered = dict(enumerate(dict.fromkeys((*finalists, self._incumbent_arm(), self._arm_of_reference()))))
-        number_of = {(arm.index, arm.policy): number for number, arm in numbered.items()}
+        windows = FINALS_WINDOWS
+        while True:
+            round_of = 2 if windows >= 3 * _ROUND_BLOCKS else 1
+            arms, finals = self._line_up(best[:round_of], windows)
+            decision = self._nothing_measured() or self._no_contest(finals, ended)
+            if decision is not None:
+                break
+            self._events.emit("phase", phase="finals", reason=ended.value, arms=len(arms))
+            in_time = run_blocks(self._trials, finals, arms, random.Random(self._request.seed), self._has_time_for)
+            decision = decide(finals, ended=ended if in_time else ReasonCode.TIME)
+            best, windows = best[round_of:], finals.windows_left
+            if not (in_time and best and finals.all_contenders_lost and windows >= 2 * _ROUND_BLOCKS):
+                break
+        return Finding(decision, arms, self._incumbent, self._bound_s, best_seen)
+
+    def _line_up(self, best: list[int], windows: int) -> tuple[dict[int, Arm], Finals]:
+        """The arms by number, and the finals that they play in at most so many windows."""
+        finalists = self._finalists(best)
+        arms = dict(enumerate(dict.fromkeys((*finalists, self._incumbent_arm(), self._arm_of_reference()))))
+        number_of = {(arm.index, arm.policy): number for number, arm in arms.items()}
         between = self._trials.account.between()
         finals = Finals(
             [number_of[arm.index, arm.policy] for arm in finalists],
@@ -269,18 +288,14 @@ class Tuning:
             percentile=None if self._bound_s is None else self._config.target.latency_percentile,
             between_ratio=between.ratio,
             between_dof=between.dof,
+            max_windows=windows,
         )
-        decision = self._nothing_measured() or self._no_contest(finals, ended)
-        if decision is None:
-            self._events.emit("phase", phase="finals", reason=ended.value, arms=len(numbered))
-            in_time = run_blocks(self._trials, finals, numbered, random.Random(self._request.seed), self._has_time_for)
-            decision = decide(finals, ended=ended if in_time else ReasonCode.TIME)
-        return Finding(decision, numbered, self._incumbent, self._bound_s, best_seen)
+        return arms, finals
 
     def _best(self, search: Search) -> list[int]:
-        """The best two that were measured under the policy that is searched; the reference itself never is locked."""
+        """Those measured under the policy that is searched, the least energy first; the reference never is locked."""
         policy = self._policy.value
-        return [index for index in search.best(len(self._space)) if self._trials.account.valid(index, policy)][:2]
+        return [index for index in search.best(len(self._space)) if self._trials.account.valid(index, policy)]
 
     def _nothing_measured(self) -> Decision | None:
         """Where no candidate besides what is in force gave evidence, nothing is known to be right: say what failed."""
