@@ -11,10 +11,27 @@ from jouletune.space import Variant
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """How requests come: `back_to_back`, `rate` (with `rate_hz` requests a second) or `trace`."""
+    """How requests come: `back_to_back`, `rate` (with `rate_hz` requests a second) or `trace`.
+
+    A trace is played in a loop: request i of loop j comes `j * period_s + times_s[i]` after the load began.
+    """
 
     kind: str = "back_to_back"
     rate_hz: float | None = None
+    times_s: tuple[float, ...] = ()
+    period_s: float | None = None
+
+    @property
+    def mean_rate_hz(self) -> float | None:
+        """Requests a second in the long run; None where each waits for the one before."""
+        if self.kind == "trace" and self.period_s is not None:
+            return len(self.times_s) / self.period_s
+        return self.rate_hz
+
+    def __str__(self) -> str:
+        if self.kind == "trace" and self.period_s is not None:
+            return f"trace of {len(self.times_s)} requests in {self.period_s:.4g} s, {self.mean_rate_hz:.4g} Hz"
+        return self.kind if self.rate_hz is None else f"{self.kind} {self.rate_hz:g} Hz"
 
 
 @dataclass(frozen=True, slots=True)
