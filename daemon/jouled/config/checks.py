@@ -104,6 +104,9 @@ def _job(config: Config) -> Iterator[Conflict]:
     if job.window_min_s > job.window_max_s:
         text = f"wanted at most job.window_max_s ({job.window_max_s} s), got {job.window_min_s} s"
         yield Conflict(("job.window_min_s", "job.window_max_s"), text)
+    if job.settle_min_s > job.settle_max_s:
+        text = f"wanted at most job.settle_max_s ({job.settle_max_s} s), got {job.settle_min_s} s"
+        yield Conflict(("job.settle_min_s", "job.settle_max_s"), text)
     if job.max_duration_s <= job.watch_s + 60:
         text = f"wanted more than job.watch_s + 60 s ({job.watch_s + 60} s), got {job.max_duration_s} s"
         yield Conflict(("job.max_duration_s", "job.watch_s"), f"{text}; a job needs about 1800 s")

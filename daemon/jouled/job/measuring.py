@@ -37,10 +37,8 @@ from jouletune.measurement import (
 from jouletune.space import PowerMode
 from jouletune.trial import ClockSamples, Evidence
 
-SETTLE_MOST_S = 60.0
 SETTLE_OVER_S = 10.0
 SETTLE_SLOPE_C = 0.5
-PILOT_S = 10.0
 LEAD_S = 1.0
 TRAIL_S = 0.5
 COUNTERS_S = 2.5
@@ -56,6 +54,8 @@ class MeasuringSettings:
 
     percentile: float = 95.0
     settle_min_s: float = 10.0
+    settle_max_s: float = 60.0
+    pilot_s: float = 10.0
     window_min_s: float = 16.0
     window_max_s: float = 60.0
     error_target: float = 0.005
@@ -250,7 +250,7 @@ class _Attempt:
     def _settle(self) -> None:
         """Warm up until the hottest zone moves less than 0.5 °C in 10 s (with the extra that was asked for)."""
         least_s = self._settings.settle_min_s + self._wanted.more_settle_s
-        most_s = max(SETTLE_MOST_S, least_s)
+        most_s = max(self._settings.settle_max_s, least_s)
         while True:
             self._step("settle", most_s)
             passed_s = self._clock.monotonic_s() - self._began_s + 1e-9
@@ -276,7 +276,7 @@ class _Attempt:
         window_s = self._wanted.window_s
         if window_s is None:
             began_s = self._clock.monotonic_s()
-            if self._stretch("pilot", PILOT_S, test):
+            if self._stretch("pilot", self._settings.pilot_s, test):
                 return began_s, self._clock.monotonic_s(), True
             self._pilot = self._look(sampler.trace(), began_s)
             window_s = self._window_s(self._pilot)

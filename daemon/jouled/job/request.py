@@ -10,10 +10,9 @@ from jouled.board.board import Board
 from jouled.config import Config
 from jouled.errors import ConfigError
 from jouled.job.blocks import Arm
-from jouled.job.measuring import COUNTERS_S, PILOT_S, MeasuringSettings
+from jouled.job.measuring import COUNTERS_S, MeasuringSettings
 from jouletune.space import Space
 
-FINALS_WINDOWS = 12
 REFERENCE_EVERY = 6
 LONGEST_WINDOW_S = 300.0
 _SPARE_S = 60.0
@@ -58,6 +57,8 @@ class Request:
         return MeasuringSettings(
             percentile=self.config.target.latency_percentile,
             settle_min_s=job.settle_min_s,
+            settle_max_s=job.settle_max_s,
+            pilot_s=job.pilot_s,
             window_min_s=job.window_min_s,
             window_max_s=job.window_max_s,
             error_target=job.energy_error_target,
@@ -75,7 +76,8 @@ class Request:
 
     def reserve_s(self, mean_trial_s: float) -> float:
         """What must be left of `max_duration_s` before a window of the search: the finals and all that follows."""
-        return FINALS_WINDOWS * (mean_trial_s - PILOT_S) + self.after_s()
+        job = self.config.job
+        return job.finals_windows * (mean_trial_s - job.pilot_s) + self.after_s()
 
     def after_s(self) -> float:
         """What follows the finals: the watch, and some to spare."""
@@ -85,7 +87,7 @@ class Request:
         """A guess before anything was measured, at windows half way between the shortest and the longest."""
         job = self.config.job
         window_s = (job.window_min_s + job.window_max_s) / 2
-        trial_s = job.settle_min_s + PILOT_S + window_s + COUNTERS_S
+        trial_s = job.settle_min_s + job.pilot_s + window_s + COUNTERS_S
         search = min(job.budget, grid_size + grid_size // REFERENCE_EVERY)
-        finals_s = FINALS_WINDOWS * (trial_s - PILOT_S)
+        finals_s = job.finals_windows * (trial_s - job.pilot_s)
         return min(search * trial_s + finals_s + job.watch_s, job.max_duration_s)

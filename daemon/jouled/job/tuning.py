@@ -11,8 +11,8 @@ from statistics import fmean
 from jouled.board.apply import ClocksPolicy
 from jouled.job.blocks import Arm, run_blocks
 from jouled.job.events import Events
-from jouled.job.measuring import COUNTERS_S, PILOT_S
-from jouled.job.request import FINALS_WINDOWS, LONGEST_WINDOW_S, REFERENCE_EVERY, Request
+from jouled.job.measuring import COUNTERS_S
+from jouled.job.request import LONGEST_WINDOW_S, REFERENCE_EVERY, Request
 from jouled.job.trials import Trials
 from jouletune.decision import Decision, Outcome, ReasonCode, decide, stopped
 from jouletune.finals import Finals
@@ -259,7 +259,7 @@ class Tuning:
         """The best two meet what is in force; where all of them break a limit then, the next best do."""
         best = self._best(search)
         best_seen = self._arm(best[0], self._policy) if best else None
-        windows = FINALS_WINDOWS
+        windows = self._config.job.finals_windows
         while True:
             round_of = 2 if windows >= 3 * _ROUND_BLOCKS else 1
             arms, finals = self._line_up(best[:round_of], windows)
@@ -354,6 +354,6 @@ class Tuning:
 
     def _has_time_for(self, arm: Arm) -> bool:
         job = self._config.job
-        window_s = arm.window_s if arm.window_s is not None else PILOT_S + job.window_max_s
+        window_s = arm.window_s if arm.window_s is not None else job.pilot_s + job.window_max_s
         left_s = job.max_duration_s - self._elapsed_s()
         return left_s >= job.settle_min_s + window_s + COUNTERS_S + self._request.after_s()
