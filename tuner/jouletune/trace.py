@@ -22,7 +22,10 @@ _TWO_CODES_LEAST = 1.0 / 3.0
 
 @dataclass(frozen=True, slots=True)
 class RailTrace:
-    """One rail of the total over time, arrays (n_samples,). `*_step_*`: the sensor's step (0: none known)."""
+    """One rail of the total over time, arrays (n_samples,). `*_step_*`: the sensor's step (0: none known).
+
+    A sensor that gives watts alone is a rail of exactly 1 V.
+    """
 
     name: str
     voltage_v: Floats
@@ -32,11 +35,26 @@ class RailTrace:
 
 
 @dataclass(frozen=True, slots=True)
+class EnergyCounter:
+    """A counter of the total's joules at its own edges: arrays (n_edges,), all of them rising but `width_s`.
+
+    Such a counter moves in steps of time (some 0.1 s) and stands still between two of them, so a read at any other
+    moment is wrong by up to a step's energy. `t_s` is the middle of the two reads between which it moved, `width_s`
+    apart, and `joules` what it moved to.
+    """
+
+    t_s: Floats
+    joules: Floats
+    width_s: Floats
+
+
+@dataclass(frozen=True, slots=True)
 class PowerTrace:
     """The total rail over time: `t_s` (n_samples,) monotonic, rising; every rail sampled at each of them.
 
     `averaging_s`: what one reading of the sensor averages over. `period_s`: the wanted sampling period.
     `external_w`: the operator's constant outside the rail, part of the total. `lost`: reads that failed.
+    `counter`: where the sensor counts energy, that is what energies are taken from, and its power only beside it.
     """
 
     t_s: Floats
@@ -45,6 +63,7 @@ class PowerTrace:
     period_s: float
     external_w: float = 0.0
     lost: int = 0
+    counter: EnergyCounter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +117,17 @@ def sensor_problem(
     lost_share = trace.lost / (trace.lost + trace.t_s.size)
     if steps_s.max() > _GAP_PERIODS * trace.period_s or lost_share > _LOST_SHARE:
         return SensorProblem.GAP
+    if trace.counter is not None and _stands_still(trace.counter, start_s, end_s, _GAP_PERIODS * trace.period_s):
+        return SensorProblem.STALLED
     if before is not None and _is_stalled(before, trace):
         return SensorProblem.STALLED
     return None
+
+
+def _stands_still(counter: EnergyCounter, start_s: float, end_s: float, most_s: float) -> bool:
+    """Whether a counter did not move for longer than `most_s`, though power was read all the while."""
+    inside_s = counter.t_s[(counter.t_s >= start_s) & (counter.t_s <= end_s)]
+    return bool(np.diff(np.concatenate(([start_s], inside_s, [end_s]))).max() > most_s)
 
 
 def _is_stalled(before: PowerTrace, after: PowerTrace) -> bool:
@@ -125,7 +152,11 @@ def _still_s(t_s: Floats, readings: Floats, wanted: Floats) -> float:
 
 
 def joules_at(trace: PowerTrace, at_s: Floats) -> Floats:
-    """Joules since the first sample at each of `at_s`: trapezoid, power interpolated at the edges."""
+    """Joules since a moment of the trace at each of `at_s`, `external_w` included.
+
+    From the counter where there is one, interpolated between its edges; else, and beyond its first and last edge,
+    by the trapezoid over the samples with power interpolated at `at_s`. Raises MeasurementError outside the trace.
+    """
     t_s = trace.t_s
     if t_s.size < 2 or at_s.min() < t_s[0] - trace.period_s or at_s.max() > t_s[-1] + trace.period_s:
         span = f"{t_s[0]:.3f}..{t_s[-1]:.3f} s" if t_s.size else "nothing"
@@ -133,7 +164,17 @@ def joules_at(trace: PowerTrace, at_s: Floats) -> Floats:
             f"energy over {at_s.min():.3f}..{at_s.max():.3f} s: wanted samples around it, got {span}; "
             "start the sampler before the window and stop it after"
         )
-    power_w = total_power_w(trace)
+    counter = trace.counter
+    if counter is None or counter.t_s.size < 2:
+        return _integrated_j(trace, at_s)
+    counted_s = np.clip(at_s, counter.t_s[0], counter.t_s[-1])
+    counted_j = np.interp(counted_s, counter.t_s, counter.joules - counter.joules[0]) + trace.external_w * counted_s
+    beyond_j = _integrated_j(trace, at_s) - _integrated_j(trace, counted_s)
+    return np.asarray(counted_j + beyond_j, dtype=np.float64)
+
+
+def _integrated_j(trace: PowerTrace, at_s: Floats) -> Floats:
+    t_s, power_w = trace.t_s, total_power_w(trace)
     joules = np.concatenate(([0.0], np.cumsum(0.5 * (power_w[1:] + power_w[:-1]) * np.diff(t_s))))
     left = np.clip(np.searchsorted(t_s, at_s, side="right") - 1, 0, t_s.size - 2)
     since_s = at_s - t_s[left]
@@ -141,9 +182,34 @@ def joules_at(trace: PowerTrace, at_s: Floats) -> Floats:
     return np.asarray(joules[left] + 0.5 * (power_w[left] + edge_w) * since_s, dtype=np.float64)
 
 
+def counter_ratio(trace: PowerTrace, start_s: float, end_s: float) -> float | None:
+    """Counted joules over those of the integrated power, between the first and the last edge within start_s..end_s.
+
+    None without a counter, with fewer than two edges there, or where no power was drawn.
+    """
+    counter = trace.counter
+    if counter is None or trace.t_s.size < 2:
+        return None
+    inside = np.flatnonzero((counter.t_s >= start_s) & (counter.t_s <= end_s))
+    if inside.size < 2:
+        return None
+    ends = inside[[0, -1]]
+    integrated_j = _integrated_j(trace, counter.t_s[ends])
+    own_j = float(integrated_j[1] - integrated_j[0] - trace.external_w * np.diff(counter.t_s[ends])[0])
+    return float(np.diff(counter.joules[ends])[0]) / own_j if own_j > 0.0 else None
+
+
 def sensor_error_w(trace: PowerTrace, start_s: float, end_s: float) -> float:
-    """Standard error of the mean total from the steps of the sensor, which no repeat averages away."""
+    """Standard error of the mean total from the steps of the sensor, which no repeat averages away.
+
+    Of a counter: that either end of the stretch is known to no better than the reads around its nearest edge.
+    """
     inside = (trace.t_s >= start_s) & (trace.t_s <= end_s)
+    counter = trace.counter
+    if counter is not None and counter.t_s.size >= 2:
+        ends = np.clip(np.searchsorted(counter.t_s, [start_s, end_s]), 0, counter.t_s.size - 1)
+        hidden_s = float(np.hypot(*counter.width_s[ends])) / math.sqrt(12.0)
+        return mean_power_w(trace, start_s, end_s) * hidden_s / (end_s - start_s)
     return math.sqrt(sum(_rail_error_w(rail, inside) ** 2 for rail in trace.rails))
 
 
