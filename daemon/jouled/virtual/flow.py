@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,14 +47,42 @@ class RequestNoise:
         self._ahead = self._ahead[count:]
 
 
+def arrivals_s(arrival: Arrival, first: int, count: int) -> Floats | None:
+    """When requests `first` and on come, in seconds from the start of the load; None: back to back."""
+    numbers = first + np.arange(count)
+    if arrival.kind == "back_to_back":
+        return None
+    if arrival.kind == "rate" and arrival.rate_hz:
+        return numbers / arrival.rate_hz
+    if arrival.kind == "trace" and arrival.period_s:
+        loops, places = np.divmod(numbers, len(arrival.times_s))
+        return np.asarray(loops * arrival.period_s + np.asarray(arrival.times_s)[places], dtype=np.float64)
+    raise WorkloadError(f"virtual workload: wanted arrival back_to_back, rate or trace, got {arrival}")
+
+
+def nth_arrival_s(arrival: Arrival, number: int) -> float | None:
+    """As `arrivals_s`, of one request."""
+    if arrival.kind == "rate" and arrival.rate_hz:
+        return number / arrival.rate_hz
+    came_s = arrivals_s(arrival, number, 1)
+    return None if came_s is None else float(came_s[0])
+
+
+def arrived_by(arrival: Arrival, passed_s: float) -> int:
+    """How many requests have come when `passed_s` have passed (arrival by rate or trace)."""
+    if arrival.period_s is None:
+        return int(passed_s * (arrival.rate_hz or 0.0)) + 1
+    loops, into_s = divmod(passed_s, arrival.period_s)
+    return int(loops) * len(arrival.times_s) + bisect_right(arrival.times_s, into_s)
+
+
 class Flow:
     """One load, from its start: what has ended by the time to which it was advanced."""
 
     def __init__(self, rng: np.random.Generator, noise: Noise, arrival: Arrival, *, batch: int, start_s: float) -> None:
-        if arrival.kind not in ("back_to_back", "rate"):
-            raise WorkloadError(f"virtual workload: arrival {arrival.kind!r}: wanted back_to_back or rate")
+        self._is_back_to_back = arrivals_s(arrival, 0, 1) is None
         self._noise = RequestNoise(rng, noise)
-        self._period_s = 1.0 / arrival.rate_hz if arrival.rate_hz else 0.0
+        self._arrival = arrival
         self._batch = batch
         self._start_s = start_s
         self._now_s = start_s
@@ -72,9 +102,8 @@ class Flow:
         """One vectorised step; is there more to serve?"""
         guess = max(self._free_s, self._now_s)
         count = max(0, int((to_s - guess) / service_s * 1.02)) + 16
-        if self._period_s:
-            arrived = int((to_s - self._start_s) / self._period_s) + 1 - self._count
-            count = min(count, arrived)
+        if not self._is_back_to_back:
+            count = min(count, arrived_by(self._arrival, to_s - self._start_s) - self._count)
         if count <= 0:
             return False
         needs_s = service_s * self._noise.peek(count)
@@ -98,12 +127,9 @@ class Flow:
 
     def _times(self, needs_s: Floats) -> tuple[Floats, Floats, Floats]:
         count = len(needs_s)
-        if self._period_s:
-            arrivals: Floats = self._start_s + self._period_s * (self._count + np.arange(count, dtype=np.float64))
-            earliest = arrivals.copy()
-        else:
-            earliest = np.full(count, self._free_s)
-            arrivals = earliest
+        came_s = arrivals_s(self._arrival, self._count, count)
+        earliest = np.full(count, self._free_s) if came_s is None else self._start_s + came_s
+        arrivals = earliest.copy()
         work = needs_s.copy()
         earliest[0] = max(earliest[0], self._free_s)
         if self._begun_s is not None:
@@ -114,7 +140,7 @@ class Flow:
         starts: Floats = ends - work
         if self._begun_s is not None:
             starts[0] = self._begun_s
-        return arrivals if self._period_s else starts, starts, ends
+        return starts if self._is_back_to_back else arrivals, starts, ends
 
     def take(self) -> Completions:
         """What has ended since the last call."""

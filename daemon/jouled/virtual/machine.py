@@ -21,6 +21,7 @@ from jouled.errors import UsageError
 from jouled.virtual.clock import SimClock
 from jouled.virtual.faults import FOLDER, damaged, read_json
 from jouled.virtual.flow import Flow
+from jouled.virtual.instances import SharedFlow, advance_flow, start_flow
 from jouled.virtual.kernel import Kernel, overwrite
 from jouled.virtual.knobs import read_setting, wanted_setting
 from jouled.virtual.nvpmodel import Nvpmodel
@@ -161,7 +162,7 @@ class VirtualMachine:
         now_s = self.clock.monotonic_s()
         self._rng = np.random.default_rng([self._seed, round(now_s * 1000)])
         self._between = random.Random(f"{self._seed} {now_s:.3f}")
-        self._flow: Flow | None = None
+        self._flow: Flow | SharedFlow | None = None
         self._operation: Operation | None = None
         self._variant, self._arrival = Variant(), Arrival()
         self._pace = 1.0
@@ -250,7 +251,8 @@ class VirtualMachine:
         (self.root / FOLDER / "gpu_used").touch()
         now_s = self.clock.monotonic_s()
         self._variant, self._arrival = variant, arrival
-        self._flow = Flow(self._rng, self.plant.noise, arrival, batch=variant.batch, start_s=now_s)
+        noise, batch, instances = self.plant.noise, variant.batch, variant.instances
+        self._flow = start_flow(self._rng, noise, arrival, batch=batch, instances=instances, start_s=now_s)
         self._change()
 
     def stop_load(self) -> None:
@@ -329,7 +331,7 @@ class VirtualMachine:
 
     def _advance_flow(self, to_s: float) -> None:
         if self._flow is not None and self._operation is not None:
-            self._flow.advance(to_s, self._operation.service_s * self._pace)
+            advance_flow(self._flow, to_s, self._operation, self._pace)
 
     def _pass(self, to_s: float) -> None:
         """Time goes on to `to_s`."""

@@ -56,13 +56,31 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """How one workload runs in one setting: a request's typical service time, power in it and between two of them."""
+    """How one workload runs in one setting: a request's typical service time, power in it and between two of them.
+
+    `host_s` is the part of `service_s` in which another instance may have the GPU; `busy` is the power when all
+    `instances` are.
+    """
 
     service_s: float
     busy: Power
     between: Power
     busy_clocks: Clocks
     between_clocks: Clocks
+    host_s: float = 0.0
+    instances: int = 1
+
+    @property
+    def gpu_s(self) -> float:
+        """The part in which the GPU is the request's alone."""
+        return self.service_s - self.host_s
+
+    @property
+    def cycle_s(self) -> float:
+        """From one end to the next when all instances are busy: the GPU's time, or that of a whole round."""
+        if self.instances == 1:
+            return self.service_s
+        return max(self.gpu_s, self.service_s / self.instances)
 
 
 @dataclass(frozen=True, slots=True)

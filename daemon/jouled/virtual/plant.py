@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from jouled.errors import UsageError
+from jouled.virtual.engines import pace_of
 from jouled.virtual.operation import Clocks, Noise, Operation, Power, Setting, Thermal
 from jouletune.space import Variant
 
@@ -26,6 +27,7 @@ else:
 
 WORKLOADS = Path(__file__).parent / "workloads"
 LEAK_PER_C = 0.012
+_HOST_STATES = 2  # of a request's states, the first
 RAILS = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0", "VDDQ_VDD2_1V8AO")
 TOTAL = RAILS[:3]
 
@@ -94,6 +96,7 @@ class Silicon:
     soc_w: float = 2.4
     emc_top_hz: float = 3.199e9
     controller_w: float = 2.2
+    instance_overhead: float = 0.04
     board_w: float = 4.5
     dram_w: float = 1.1
     dram_j_per_byte: float = 16e-12
@@ -131,9 +134,10 @@ def _add(powers: Sequence[tuple[float, Power]]) -> Power:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlant:
-    """An AGX Orin running one workload."""
+    """An AGX Orin running one workload. Of its `engines` the first runs it as written (jouled.virtual.engines)."""
 
     work: Workload
+    engines: tuple[str, ...] = ()
     silicon: Silicon = field(default_factory=Silicon)
     noise: Noise = field(default_factory=Noise)
     thermal: Thermal = field(default_factory=Thermal)
@@ -153,8 +157,10 @@ class LayerPlant:
 
     # --- time
 
-    def _states(self, setting: Setting, clocks: Clocks, batch: int) -> list[_State]:
-        chip, work = self.silicon, self.work
+    def _states(self, setting: Setting, clocks: Clocks, variant: Variant) -> list[_State]:
+        """What keeps the GPU waiting first, then the layers; of one request that is alone."""
+        chip, work, batch = self.silicon, self.work, variant.batch
+        pace = pace_of(variant.engine, self.engines[0] if self.engines else None)
         flops_per_s = chip.flops_per_tpc_cycle * setting.tpcs * clocks.gpu_hz
         memory = chip.bytes_per_emc_cycle * chip.emc_efficiency * clocks.emc_hz
         bytes_per_s = min(memory, chip.bytes_per_gpu_cycle * clocks.gpu_hz)
@@ -162,17 +168,16 @@ class LayerPlant:
         states = [_State((work.serial_cycles + batch * work.serial_cycles_per_item) / clocks.cpu_hz, 0.05, 1e9, 1.2)]
         waited_s = 0.0
         for layer in work.layers:
-            compute_s = batch * layer.flops / (flops_per_s * layer.efficiency)
-            moved = batch * layer.bytes + layer.weight_bytes
+            compute_s = batch * layer.flops / (flops_per_s * layer.efficiency * pace.compute)
+            moved = pace.traffic * (batch * layer.bytes + layer.weight_bytes)
             gaps_s = layer.launches * chip.launch_gap_cycles / clocks.gpu_hz
             layer_s = max(compute_s, moved / bytes_per_s) + gaps_s
             activity = 0.30 + 0.70 * compute_s / layer_s
             enqueue_s = layer.launches * launch_s
             states.append(_State(layer.count * layer_s, activity, moved / layer_s, min(1.0, enqueue_s / layer_s)))
             waited_s += layer.count * (enqueue_s - layer_s)
-        if waited_s > 0:  # the host cannot launch as fast as the GPU would run
-            states.append(_State(waited_s, 0.1, 0.0, 1.0))
-        return states
+        # where the host cannot launch as fast as the GPU would run, the GPU waits
+        return [states[0], _State(max(0.0, waited_s), 0.1, 0.0, 1.0), *states[1:]]
 
     # --- power
 
@@ -208,15 +213,42 @@ class LayerPlant:
         return Clocks(setting.cpu_cap_hz, setting.gpu_cap_hz, setting.emc_lock_hz or setting.emc_cap_hz)
 
     def operate(self, setting: Setting, variant: Variant) -> Operation:
-        """The workload in `setting`, `variant.batch` items a request."""
+        """The workload in `setting`, `variant.batch` items a request, `variant.instances` side by side."""
         clocks = self._busy_clocks(setting)
-        states = self._states(setting, clocks, variant.batch)
-        service_s = sum(state.duration_s for state in states)
-        busy = _add([(s.duration_s / service_s, self._power(setting, clocks, s)) for s in states])
+        states = self._states(setting, clocks, variant)
+        if variant.instances > 1:
+            states = self._side_by_side(setting, states, variant.instances)
+        host_s = sum(state.duration_s for state in states[:_HOST_STATES])
+        service_s = host_s + sum(state.duration_s for state in states[_HOST_STATES:])
         # between two requests the governors let go of CPU and GPU, the memory's is too slow for that
         calm = Clocks(setting.cpu_min_hz, setting.gpu_min_hz, clocks.emc_hz)
         between = self._power(setting, calm, _State(1.0, 0.0, 2e8, 0.0))
-        return Operation(service_s, busy, between, clocks, calm)
+        alone = Operation(service_s, between, between, clocks, calm, host_s, variant.instances)
+        return replace(alone, busy=self._busy_power(setting, clocks, states, alone))
+
+    def _side_by_side(self, setting: Setting, states: Sequence[_State], instances: int) -> list[_State]:
+        """The GPU loses some time from one process to the next; host parts take longer where cores are short."""
+        crowd = max(1.0, instances * states[0].cores / setting.cores)
+        factors = [crowd] * _HOST_STATES + [1.0 + self.silicon.instance_overhead] * (len(states) - _HOST_STATES)
+        return [
+            replace(s, duration_s=f * s.duration_s, cores=s.cores / f, bytes_per_s=s.bytes_per_s / f)
+            for s, f in zip(states, factors, strict=True)
+        ]
+
+    def _busy_power(self, setting: Setting, clocks: Clocks, states: Sequence[_State], operation: Operation) -> Power:
+        """The mean while every instance is busy: what the host does is spread over all of a cycle."""
+        cycle_s = operation.cycle_s
+        if operation.instances == 1:
+            return _add([(s.duration_s / cycle_s, self._power(setting, clocks, s)) for s in states])
+        host = states[:_HOST_STATES]
+        cores = sum(s.duration_s * s.cores for s in host) / cycle_s
+        bytes_per_s = sum(s.duration_s * s.bytes_per_s for s in host) / cycle_s
+        waiting = _State(max(0.0, cycle_s - operation.gpu_s), host[0].activity, 0.0, 0.0)
+        busy = [
+            replace(s, cores=s.cores + cores, bytes_per_s=s.bytes_per_s + bytes_per_s)
+            for s in (waiting, *states[_HOST_STATES:])
+        ]
+        return _add([(s.duration_s / cycle_s, self._power(setting, clocks, s)) for s in busy])
 
     def rest(self, setting: Setting) -> tuple[Power, Clocks]:
         """No load: the GPU is gated where it may be, the memory's clock falls unless it is locked."""

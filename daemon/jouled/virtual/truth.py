@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jouled.virtual.flow import Flow
+from jouled.virtual.instances import advance_flow, start_flow
 from jouled.virtual.operation import REFERENCE_C, Noise, Operation, Plant, Power
 from jouled.virtual.supply import steady
 from jouled.workload.runner import Arrival
@@ -32,21 +32,23 @@ class Truth:
 
 
 def load_share(operation: Operation, noise: Noise, arrival: Arrival) -> float:
-    """The share of time in which a request is in service."""
-    if arrival.rate_hz is None or arrival.kind == "back_to_back":
+    """The share of a full load: of one instance, the share of time in which a request is in service."""
+    rate_hz = arrival.mean_rate_hz
+    if rate_hz is None:
         return 1.0
-    return min(1.0, arrival.rate_hz * operation.service_s * noise.mean_request)
+    return min(1.0, rate_hz * operation.cycle_s * noise.mean_request)
 
 
 def _latency(operation: Operation, noise: Noise, arrival: Arrival) -> Callable[[float], float]:
     """From a long simulated run, without what differs between windows."""
 
     def percentile_s(percentile: float) -> float:
-        flow = Flow(np.random.default_rng(0), noise, arrival, batch=1, start_s=0.0)
-        each_s = operation.service_s * noise.mean_request
-        if arrival.rate_hz and arrival.kind == "rate":
-            each_s = max(each_s, 1.0 / arrival.rate_hz)
-        flow.advance(_REQUESTS * each_s, operation.service_s)
+        rng, instances = np.random.default_rng(0), operation.instances
+        flow = start_flow(rng, noise, arrival, batch=1, instances=instances, start_s=0.0)
+        each_s = operation.cycle_s * noise.mean_request
+        if arrival.mean_rate_hz is not None:
+            each_s = max(each_s, 1.0 / arrival.mean_rate_hz)
+        advance_flow(flow, _REQUESTS * each_s, operation)
         done = flow.take()
         return float(np.percentile(done.end_s - done.arrival_s, percentile))
 
@@ -61,7 +63,7 @@ def long_run(plant: Plant, operation: Operation, arrival: Arrival, *, batch: int
     end_c, _ = steady(power, total, plant.thermal)
     rail_w = _at(power, end_c)
     power_w = sum(rail_w[rail] for rail in total)
-    requests_hz = share / (operation.service_s * plant.noise.mean_request)
+    requests_hz = share / (operation.cycle_s * plant.noise.mean_request)
     throughput_hz = requests_hz * batch
     return Truth(
         energy_j=power_w / throughput_hz,
