@@ -286,7 +286,7 @@ class Job:
                 ground.space,
                 trials,
                 ground.incumbent,
-                rate_hz=self._runner.arrival.rate_hz,
+                rate_hz=self._runner.arrival.mean_rate_hz,
                 events=self._events,
                 elapsed_s=self._elapsed_s,
                 make_search=make_search,

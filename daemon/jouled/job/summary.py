@@ -76,7 +76,7 @@ def describe_request(result: JobResult, request: Request, arrival: Arrival) -> N
     """What was asked for."""
     config = request.config
     result.workload = request.workload
-    result.arrival = arrival.kind if arrival.rate_hz is None else f"{arrival.kind} {arrival.rate_hz:g} Hz"
+    result.arrival = str(arrival)
     result.clocks = config.grid.clocks
     result.latency_percentile = config.target.latency_percentile
     result.max_power_w = config.target.max_power_w

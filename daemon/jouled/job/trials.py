@@ -114,6 +114,7 @@ class Trials:
         self._began_s = host.clock.monotonic_s()
         self._loaded: Variant | None = None
         self.limits = Limits()
+        self.may_repeat: Callable[[Trial], bool] = lambda _: True
         self.account = Account()
 
     def run(
@@ -140,6 +141,9 @@ class Trials:
             reason = trial.invalid
             in_danger = taken is not None and taken.alarm != ""
             if reason is None or in_danger or not self.account.repeats.allows(reason, attempt):
+                return trial
+            if not self.may_repeat(trial):
+                log.info("%s is not repeated: no time is left", reason.value)
                 return trial
             self.account.repeats = self.account.repeats.spend(reason)
             attempt += 1

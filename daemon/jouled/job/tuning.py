@@ -103,6 +103,7 @@ class Tuning:
         self._make_search = make_search
         self._bound_s: float | None = None
         self._first_reference: Measurement | None = None
+        trials.may_repeat = self._has_time_to_repeat
 
     @property
     def _reference(self) -> Arm:
@@ -211,9 +212,17 @@ class Tuning:
                 return ReasonCode.CONVERGED
             self._told(search, index, Purpose.SEARCH, self._policy)
 
+    def _left_s(self) -> float:
+        return self._config.job.max_duration_s - self._elapsed_s()
+
     def _has_time(self) -> bool:
-        left_s = self._config.job.max_duration_s - self._elapsed_s()
-        return left_s >= self._request.reserve_s(self._mean_trial_s())
+        return self._left_s() >= self._request.reserve_s(self._mean_trial_s())
+
+    def _has_time_to_repeat(self, trial: Trial) -> bool:
+        """A window of the search leaves the finals their time; without a reference, or in the finals, one must fit."""
+        if trial.purpose is Purpose.FINALS or self._first_reference is None:
+            return self._left_s() >= trial.duration_s + self._request.after_s()
+        return self._has_time()
 
     def _mean_trial_s(self) -> float:
         return fmean(trial.duration_s for trial in self._trials.account.valid())
@@ -355,5 +364,4 @@ class Tuning:
     def _has_time_for(self, arm: Arm) -> bool:
         job = self._config.job
         window_s = arm.window_s if arm.window_s is not None else job.pilot_s + job.window_max_s
-        left_s = job.max_duration_s - self._elapsed_s()
-        return left_s >= job.settle_min_s + window_s + COUNTERS_S + self._request.after_s()
+        return self._left_s() >= job.settle_min_s + window_s + COUNTERS_S + self._request.after_s()
