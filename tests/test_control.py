@@ -26,6 +26,7 @@ from jouled.config import REQUEST_KEYS
 from jouled.config.kinds import Unfit
 from jouled.config.tables import keys_of, kind_of
 from jouled.control.app import ROUTES
+from jouled.control.connections import Connection
 from jouled.control.events import message
 from jouled.control.peers import HasOptions, Peers, credentials, is_member, user_name
 from jouled.control.problems import CONTENT_TYPE, TYPE_PREFIX
@@ -585,6 +586,19 @@ def test_a_client_that_does_not_read_is_dropped(tmp_path: Path) -> None:
         with pytest.raises(ConnectionError):
             _push(client, b"x")
         assert len(read_all(client)) < 60_000_000
+
+
+def test_what_comes_is_read_in_pieces_no_larger_than_a_body(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    real = Connection.data_received
+
+    def data_received(connection: Connection, data: bytes) -> None:
+        lengths.append(len(data))
+        real(connection, data)
+
+    monkeypatch.setattr(Connection, "data_received", data_received)
+    assert server.ask("POST", "/v1/pause", raw=b"x" * 100_000).status == 413
+    assert 0 < max(lengths) <= 16 * 1024
 
 
 def test_silent_clients_give_way_to_those_who_ask(server: Serving) -> None:

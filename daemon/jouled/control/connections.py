@@ -21,6 +21,7 @@ PATIENCE_S = 10.0
 _LONGEST_LINE = 4096
 _MOST_HEADERS = 64
 _LINGERING_S = 2.0
+_READ_BYTES = 16 << 10  # asyncio's own 256 KiB, allocated for each read, tear the heap to pieces: 6 MiB in 10,000
 
 
 class Gate:
@@ -85,6 +86,7 @@ class Connection(web.RequestHandler):
         if not self._gate.enter(self):
             transport.abort()
             return
+        transport.max_size = _READ_BYTES  # type: ignore[attr-defined]  # all of asyncio's own have it
         self._wait()
         super().connection_made(transport)
 
