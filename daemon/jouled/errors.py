@@ -20,9 +20,11 @@ JouledError                  .hint: what to do, one sentence; .exit_code: of the
 │       ├── ApplyError       a power mode is not in force
 │       └── RestoreError     a knob could not be put back
 ├── StateError               exit 1   a file of the state folder is damaged or not writable
-└── WorkloadError            exit 9   the runner
+└── WorkloadError            exit 9   the runner; .code: what a runner calls it (docs/workloads.md)
+    ├── FrameError           bytes of a runner that are no frame of its protocol
     ├── WorkloadDiedError
-    └── WorkloadHungError
+    ├── WorkloadHungError
+    └── WorkloadTooLargeError   it would not fit into the memory; nothing was started
 """
 
 from __future__ import annotations
@@ -150,9 +152,17 @@ class StateError(JouledError):
 
 
 class WorkloadError(JouledError):
-    """The runner cannot do its work."""
+    """The runner cannot do its work; `code` is the runner's own word for it, "" where it has none."""
 
     exit_code = 9
+
+    def __init__(self, message: str, *, hint: str = "", code: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+
+
+class FrameError(WorkloadError):
+    """A runner sent what is no frame of its protocol."""
 
 
 class WorkloadDiedError(WorkloadError):
@@ -161,3 +171,7 @@ class WorkloadDiedError(WorkloadError):
 
 class WorkloadHungError(WorkloadError):
     """The runner went silent."""
+
+
+class WorkloadTooLargeError(WorkloadError):
+    """It would not fit into the memory that is free; nothing was started."""

@@ -6,23 +6,30 @@ finds it, and its own children, whatever it is called.
 
 from __future__ import annotations
 
+import contextlib
+import grp
 import logging
 import os
+import pwd
+import select
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jouled.errors import StuckError, ToolAbsentError
+from jouled.errors import ConfigError, NotPermittedError, StuckError, ToolAbsentError
 
 log = logging.getLogger(__name__)
 
 MARK = "JOULED_CHILD"
 BOARD_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _GRACE_S = 2.0
+_KILL_S = 5.0
+_DEVICE_GROUPS = ("video", "render")  # those who may open the GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,99 @@ def is_uninterruptible(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return text.rpartition(")")[2].split()[0] == "D"
+
+
+class Spawned:
+    """A child that lives beside us, with a pipe at each of its three descriptors; who starts it ends and releases it.
+
+    `exited` is a descriptor that becomes readable when the child has ended (a pidfd).
+    """
+
+    def __init__(self, child: subprocess.Popen[bytes], argv: tuple[str, ...]) -> None:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
+        self._child = child
+        self.argv = argv
+        self.pid = child.pid
+        self.stdin, self.stdout, self.stderr = child.stdin.fileno(), child.stdout.fileno(), child.stderr.fileno()
+        self.exited = os.pidfd_open(child.pid)
+        self._reaping = threading.Lock()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and to all of its process group; nothing once it is reaped."""
+        with self._reaping:
+            self._signal(number)
+
+    def _signal(self, number: int) -> None:
+        if self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code, less than 0 for a signal; None if it still runs after `timeout_s`.
+
+        What it has left of its process group is killed first: a reaped pid may be another's.
+        """
+        if self._child.returncode is None:
+            poll = select.poll()
+            poll.register(self.exited, select.POLLIN)
+            if not poll.poll(timeout_s * 1000):
+                return None
+        with self._reaping:
+            self._signal(signal.SIGKILL)
+            return self._child.wait()
+
+    def close_stdin(self) -> None:
+        """Its standard input ends; idempotent."""
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+
+    def kill(self) -> None:
+        """SIGKILL to its group, and wait. Raises StuckError."""
+        self.signal(signal.SIGKILL)
+        if self.wait(_KILL_S) is None:
+            raise StuckError(
+                f"{self.argv[0]} (pid {self.pid}) does not end on SIGKILL: it hangs in the kernel",
+                argv=self.argv,
+                hint="no knob is written while it hangs; look at dmesg, and reboot the board if it stays",
+            )
+
+    def release(self) -> None:
+        """Close our ends of its pipes; idempotent. Nobody may use the descriptors any more."""
+        for stream in (self._child.stdin, self._child.stdout, self._child.stderr):
+            assert stream is not None
+            stream.close()
+        if self.exited >= 0:
+            os.close(self.exited)
+            self.exited = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """Whom a child runs as: None means as we do."""
+
+    user: int | None = None
+    group: int | None = None
+    groups: tuple[int, ...] | None = None
+    home: str = "/root"
+
+
+def _identity(user: str | None) -> _Identity:
+    """Raises ConfigError (no such user), NotPermittedError (only root may become another)."""
+    if user is None:
+        return _Identity(home=os.environ.get("HOME", "/"))
+    try:
+        found = pwd.getpwnam(user)
+    except KeyError as error:
+        hint = "sudo jouled install makes jouled-runner; or name an existing user (workloads.NAME.user)"
+        raise ConfigError(f"user {user!r}: there is no such user on this machine", hint=hint) from error
+    if found.pw_uid == os.geteuid():
+        return _Identity(home=found.pw_dir)
+    if os.geteuid() != 0:
+        raise NotPermittedError(f"running a program as {user} needs root", hint="leave workloads.NAME.user out")
+    wanted = {group.gr_gid for group in grp.getgrall() if group.gr_name in _DEVICE_GROUPS}
+    return _Identity(found.pw_uid, found.pw_gid, tuple(sorted(wanted | {found.pw_gid})), found.pw_dir)
 
 
 class Processes:
@@ -125,6 +225,40 @@ class Processes:
             raise ToolAbsentError(f"{program}: cannot be started: {error.strerror}", argv=argv) from error
         with child:
             return self._wait(child, tuple(argv), timeout_s=timeout_s, began_s=began_s)
+
+    def spawn(
+        self, argv: Sequence[str], *, user: str | None = None, environment: Mapping[str, str] | None = None
+    ) -> Spawned:
+        """Start a program that goes on beside us, in a session of its own, as `user`, who gets the GPU's groups too.
+
+        It inherits no descriptor and no variable; `environment` is added. Raises ToolAbsentError, ConfigError,
+        NotPermittedError.
+        """
+        program = argv[0] if os.path.isabs(argv[0]) else shutil.which(argv[0], path=self.path)
+        if program is None:
+            raise ToolAbsentError(f"{argv[0]}: no such program on PATH {self.path}", argv=argv)
+        identity = _identity(user)
+        own = {"HOME": identity.home, "LC_ALL": "C.UTF-8"}
+        log.debug("spawn %s", " ".join(argv))
+        try:
+            child = subprocess.Popen(
+                [program, *argv[1:]],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                cwd="/",
+                env={**self._environment(), **own, **(environment or {})},
+                start_new_session=True,
+                user=identity.user,
+                group=identity.group,
+                extra_groups=identity.groups,
+            )
+        except OSError as error:
+            raise ToolAbsentError(f"{program}: cannot be started: {error.strerror}", argv=argv) from error
+        if self.on_start is not None:
+            self.on_start(Child(child.pid, start_ticks(child.pid) or 0))
+        return Spawned(child, tuple(argv))
 
     def _wait(
         self, child: subprocess.Popen[str], argv: tuple[str, ...], *, timeout_s: float, began_s: float
