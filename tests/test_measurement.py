@@ -25,8 +25,10 @@ from jouletune.measurement import (
     between_spread,
     mean_power_w,
     measure,
+    period_unit_s,
     pilot,
     sensor_problem,
+    whole_periods_s,
     window_length_s,
 )
 from jouletune.quantiles import student_quantile
@@ -340,3 +342,74 @@ def test_between_spread_shrinks_from_the_prior_to_what_replicates_show() -> None
 def test_between_spread_never_falls_to_nothing() -> None:
     same = [[Replicate(0.0, 0.01)] * 200]
     assert between_spread(same).ratio == pytest.approx(0.0005)
+
+
+# --- arrival that repeats -----------------------------------------------------------------------------------
+
+
+def bursts(end_s: float, *, period_s: float, count: int) -> Completions:
+    """`count` requests in the first tenth of each period, then a pause."""
+    starts_s = ticks(end_s, period_s)[:, None] + np.linspace(0.0, period_s / 10, count)[None, :]
+    ends_s: Floats = starts_s.ravel() + 0.02
+    return Completions(ends_s - 0.02, ends_s - 0.02, ends_s, 1)
+
+
+def periodic(trace: PowerTrace, completions: Completions, start_s: float, end_s: float, period_s: float) -> Measurement:
+    return measure(
+        trace,
+        completions,
+        start_s,
+        end_s,
+        percentile=95.0,
+        clustering=Clustering(),
+        between=EXACT,
+        period_s=period_s,
+    )
+
+
+@pytest.mark.parametrize("start_s", [1.0, 2.5, 6.9, 10.0])
+def test_pause_of_a_repeated_arrival_counts_wherever_the_window_begins(start_s: float) -> None:
+    """10 requests each 10 s, 20 W for the second in which they come, else 5 W: 65 J, 6.5 J each."""
+    at_s = ticks(70.0)
+    power_w = np.where(at_s % 10.0 < 1.0, 20.0, 5.0)
+    trace, completions = trace_of(power_w), bursts(70.0, period_s=10.0, count=10)
+    window = periodic(trace, completions, start_s, start_s + 40.0, 10.0)
+    assert window.requests == 40
+    assert window.duration_s == pytest.approx(40.0)
+    assert window.energy_j == pytest.approx(6.5, rel=0.01)  # the samples do not lie on the edges of the bursts
+    assert window.repeat_se_j < 0.001 * window.energy_j  # the same in each period: no error, however it varies in it
+    assert window.trend_ratio == pytest.approx(0.0, abs=1e-9)
+
+
+def test_error_of_a_repeated_arrival_is_the_spread_of_the_truth() -> None:
+    rng = np.random.default_rng(5)
+    at_s = ticks(70.0)
+    found = []
+    for _ in range(300):
+        noise = np.repeat(rng.normal(0.0, 1.0, at_s.size // 5), 5)  # a second long: longer than the sensor's average
+        power_w = np.where(at_s % 10.0 < 1.0, 20.0, 8.0) + noise
+        found.append(periodic(trace_of(power_w), bursts(70.0, period_s=10.0, count=10), 1.0, 61.0, 10.0))
+    spread_j = float(np.std([window.energy_j for window in found], ddof=1))
+    claimed_j = math.sqrt(float(np.mean([window.repeat_se_j**2 for window in found])))
+    assert claimed_j == pytest.approx(spread_j, rel=0.15)
+    inside = [abs(w.energy_j - 9.2) <= student_quantile(0.975, w.repeat_dof) * w.repeat_se_j for w in found]
+    assert 0.9 < sum(inside) / len(inside) < 0.99
+
+
+def test_window_of_one_period_is_no_measurement() -> None:
+    trace = trace_of(np.full(350, 10.0))
+    with pytest.raises(MeasurementError, match="wanted two periods of the arrival"):
+        periodic(trace, bursts(70.0, period_s=40.0, count=10), 0.0, 60.0, 40.0)
+
+
+@pytest.mark.parametrize(
+    ("window_s", "unit_s", "whole_s"),
+    [(16.0, 10.0, 20.0), (60.0, 10.0, 60.0), (16.0, 40.0, 80.0), (250.0, 140.0, 280.0), (16.0, 150.0, 300.0)],
+)
+def test_window_is_made_of_whole_periods(window_s: float, unit_s: float, whole_s: float) -> None:
+    assert whole_periods_s(window_s, unit_s) == pytest.approx(whole_s)
+
+
+def test_short_periods_are_taken_together_until_the_sensor_can_follow() -> None:
+    assert period_unit_s(0.5, AVERAGING_S) == pytest.approx(2.0)  # a batch takes 1.8 s
+    assert period_unit_s(10.0, AVERAGING_S) == pytest.approx(10.0)

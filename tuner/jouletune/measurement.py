@@ -136,7 +136,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class _Energy:
-    """Ratio estimator between the first and the last completion of a window."""
+    """Joules and requests of a stretch; from first to last completion, or of whole periods of the arrival."""
 
     first_s: float
     last_s: float
@@ -145,16 +145,17 @@ class _Energy:
     batches: int
     se_ratio: float
     trend_ratio: float
+    dof: float
 
 
-def _batch_s(trace: PowerTrace) -> float:
-    return max(_BATCH_AVERAGINGS * trace.averaging_s, _BATCH_LEAST_S)
+def _batch_s(averaging_s: float) -> float:
+    return max(_BATCH_AVERAGINGS * averaging_s, _BATCH_LEAST_S)
 
 
 def _energy(trace: PowerTrace, end_s: Floats) -> _Energy:
     """Ratio estimator over completions `end_s` (n >= 3, sorted)."""
     first_s, last_s = float(end_s[0]), float(end_s[-1])
-    fit = int((last_s - first_s) / _batch_s(trace))
+    fit = int((last_s - first_s) / _batch_s(trace.averaging_s))
     edges_s = _edges(end_s, min(max(fit, 1), _BATCHES_MOST))
     joules = np.diff(joules_at(trace, edges_s))
     requests = np.diff(np.searchsorted(end_s, edges_s, side="right"))
@@ -168,15 +169,56 @@ def _energy(trace: PowerTrace, end_s: Floats) -> _Energy:
         if batches > 1 and total_j > 0.0
         else math.inf
     )
-    return _Energy(first_s, last_s, total, total_j, batches, se_ratio, _trend(joules, requests))
+    return _Energy(
+        first_s, last_s, total, total_j, batches, se_ratio, _trend(joules, requests), max(batches - 1.0, 1.0)
+    )
+
+
+def _periodic_energy(trace: PowerTrace, ended_s: Floats, start_s: float, end_s: float, period_s: float) -> _Energy:
+    """Of the whole periods in start_s..end_s, at least two.
+
+    In each the same requests come, so that their number has no error and a pause at an edge is not left out. The error
+    is that of the joules at one place of the period from one period to the next.
+    """
+    unit_s = period_unit_s(period_s, trace.averaging_s)
+    units = int((end_s - start_s) / unit_s + 1e-6)
+    if units < 2:
+        text = f"wanted two periods of the arrival ({unit_s:g} s each), got {end_s - start_s:.1f} s"
+        raise MeasurementError(f"energy per inference: {text}")
+    parts = max(1, int(unit_s / _batch_s(trace.averaging_s)))
+    edges_s: Floats = start_s + np.arange(units * parts + 1, dtype=np.float64) * (unit_s / parts)
+    joules = np.diff(joules_at(trace, edges_s)).reshape(units, parts)
+    requests = np.diff(np.searchsorted(ended_s, edges_s[::parts], side="right"))
+    total, total_j = int(requests.sum()), float(joules.sum())
+    if total < 1:
+        raise MeasurementError("energy per inference: wanted requests in whole periods of the arrival, got none")
+    squares = float(((joules - joules.mean(axis=0)) ** 2).sum())
+    se_ratio = math.sqrt(units / (units - 1) * squares) / total_j if total_j > 0.0 else math.inf
+    trend = _trend(joules.sum(axis=1), requests)
+    dof = float(parts * (units - 1))
+    return _Energy(start_s, float(edges_s[-1]), total, total_j, units * parts, se_ratio, trend, dof)
+
+
+def period_unit_s(period_s: float, averaging_s: float) -> float:
+    """As many periods as a batch of a sensor with this averaging time needs."""
+    return period_s * math.ceil(_batch_s(averaging_s) / period_s - 1e-9)
+
+
+def whole_periods_s(window_s: float, unit_s: float, *, longest_s: float = _LONGEST_S) -> float:
+    """`window_s` made whole units, at least two: longer where that fits into `longest_s`, else shorter."""
+    units = max(2, math.ceil(window_s / unit_s - 1e-9))
+    most = max(2, int(longest_s / unit_s + 1e-9))
+    return min(units, most) * unit_s
 
 
 def _trend(joules: Floats, requests: NDArray[np.int64]) -> float:
     half = len(joules) // 2
     if half == 0:
         return 0.0
-    first = float(joules[:half].sum()) / int(requests[:half].sum())
-    second = float(joules[-half:].sum()) / int(requests[-half:].sum())
+    first_count, second_count = int(requests[:half].sum()), int(requests[-half:].sum())
+    if first_count == 0 or second_count == 0:
+        return math.inf
+    first, second = float(joules[:half].sum()) / first_count, float(joules[-half:].sum()) / second_count
     return second / first - 1.0 if first > 0.0 else 0.0
 
 
@@ -238,13 +280,17 @@ def measure(
     clustering: Clustering,
     between: Between,
     bound_s: float | None = None,
+    period_s: float | None = None,
 ) -> Measurement:
-    """Numbers of the window start_s..end_s. Raises MeasurementError with fewer than three requests or no energy."""
+    """Numbers of the window start_s..end_s, of its whole periods where arrival has a `period_s`.
+
+    Raises MeasurementError with fewer than three requests or no energy.
+    """
     ended = _ended_within(completions, start_s, end_s)
     ended_s = completions.end_s[ended]
     if ended_s.size < 3:
         raise MeasurementError(f"window of {end_s - start_s:.1f} s: wanted 3 requests ended in it, got {ended_s.size}")
-    energy = _energy(trace, ended_s)
+    energy = _energy(trace, ended_s) if period_s is None else _periodic_energy(trace, ended_s, start_s, end_s, period_s)
     if energy.joules <= 0.0:
         raise MeasurementError(f"window of {end_s - start_s:.1f} s: wanted energy above 0 J, got {energy.joules:.3g} J")
     latencies_s = ended_s - completions.arrival_s[ended]
@@ -260,7 +306,7 @@ def measure(
         inferences=inferences,
         energy_j=energy_j,
         repeat_se_j=energy.se_ratio * energy_j,
-        repeat_dof=max(energy.batches - 1.0, 1.0),
+        repeat_dof=energy.dof,
         sensor_se_j=sensor_error_w(trace, energy.first_s, energy.last_s) / power_w * energy_j,
         between_se_j=between.ratio * energy_j,
         between_dof=between.dof,

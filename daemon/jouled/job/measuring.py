@@ -30,8 +30,10 @@ from jouletune.measurement import (
     Completions,
     Pilot,
     PowerTrace,
+    period_unit_s,
     pilot,
     sensor_problem,
+    whole_periods_s,
     window_length_s,
 )
 from jouletune.space import PowerMode
@@ -282,6 +284,8 @@ class _Attempt:
             window_s = self._window_s(self._pilot)
         else:
             self._stretch("pilot", LEAD_S, None)
+        if (period_s := self._on.runner.arrival.period_s) is not None:
+            window_s = whole_periods_s(window_s, period_unit_s(period_s, self._on.meter.averaging_s))
         phase = "watching" if self._wanted.is_watch else "window"
         start_s = self._clock.monotonic_s()
         cut = self._stretch(phase, window_s, test)

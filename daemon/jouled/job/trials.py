@@ -261,7 +261,8 @@ class Trials:
                 detail=_detail(evidence, invalid),
             )
         measurement = self._measure(taken)
-        if measurement is not None and (silent_s := _silent_s(taken, measurement)) > 0.0:
+        gap_s = self._runner.arrival.longest_gap_s
+        if measurement is not None and (silent_s := _silent_s(taken, measurement, gap_s)) > 0.0:
             detail = f"nothing ended in {silent_s:.1f} s of the window"
             return replace(blank, invalid=Invalid.WORKLOAD_HUNG, detail=detail)
         infeasible = self._infeasible(taken, measurement)
@@ -308,6 +309,7 @@ class Trials:
                 clustering=self.account.clustering,
                 between=self.account.between(),
                 bound_s=self.limits.bound_s,
+                period_s=self._runner.arrival.period_s,
             )
             return measurement if math.isfinite(measurement.repeat_se_j) else None
         except MeasurementError as error:
@@ -325,12 +327,13 @@ class Trials:
         return Infeasible.LATENCY if too_slow else None
 
 
-def _silent_s(taken: Taken, measurement: Measurement) -> float:
+def _silent_s(taken: Taken, measurement: Measurement, longest_gap_s: float) -> float:
     """How long the runner was silent at an edge of the window, where that is no accident; else 0."""
-    last_s = measurement.start_s + measurement.duration_s
-    silent_s = max(taken.end_s - last_s, measurement.start_s - taken.start_s)
+    ended_s = taken.completions.end_s
+    ended_s = ended_s[(ended_s >= taken.start_s) & (ended_s <= taken.end_s)]
+    silent_s = float(max(taken.end_s - ended_s[-1], ended_s[0] - taken.start_s))
     usual_s = measurement.duration_s / max(measurement.requests, 1)
-    return silent_s if silent_s > _SILENT_PERIODS * usual_s + _SILENT_S else 0.0
+    return silent_s if silent_s > _SILENT_PERIODS * usual_s + _SILENT_S + longest_gap_s else 0.0
 
 
 def _detail(evidence: Evidence, invalid: Invalid | None) -> str:

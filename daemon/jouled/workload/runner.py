@@ -28,6 +28,14 @@ class Arrival:
             return len(self.times_s) / self.period_s
         return self.rate_hz
 
+    @property
+    def longest_gap_s(self) -> float:
+        """The longest time in which nothing comes; 0 back to back."""
+        if self.period_s is None:
+            return 0.0 if self.rate_hz is None else 1.0 / self.rate_hz
+        following_s = (*self.times_s[1:], self.period_s)
+        return max(after_s - at_s for at_s, after_s in zip(self.times_s, following_s, strict=True))
+
     def __str__(self) -> str:
         if self.kind == "trace" and self.period_s is not None:
             return f"trace of {len(self.times_s)} requests in {self.period_s:.4g} s, {self.mean_rate_hz:.4g} Hz"
@@ -56,7 +64,7 @@ class Runner(Protocol):
         """Start the load (again after `pause`)."""
 
     def take(self) -> Completions:
-        """What has ended since the last call. Raises WorkloadDiedError, WorkloadHungError."""
+        """What has ended since the last call, after `pause` too. Raises WorkloadDiedError, WorkloadHungError."""
 
     def pause(self) -> None:
         """Stop the load, stay loaded."""

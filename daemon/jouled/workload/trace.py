@@ -9,6 +9,7 @@ from pathlib import Path
 from jouled.errors import ConfigError
 from jouled.workload.runner import Arrival
 
+LONGEST_S = 150.0
 MOST_ARRIVALS = 200_000  # each runner gets them in one line of JSON
 _LARGEST_BYTES = 16 * 1024 * 1024
 _HINT = "a trace has one column: the seconds at which requests came (docs/workloads.md)"
@@ -47,6 +48,9 @@ def parse_trace(text: str, *, where: str) -> Arrival:
         text = f"{where}: wanted at least two arrivals, some time apart, got {len(times_s)} within {span_s:g} s"
         raise ConfigError(text, hint=_HINT)
     period_s = span_s * len(times_s) / (len(times_s) - 1)
+    if period_s > LONGEST_S:
+        text = f"{where}: wanted a trace of at most {LONGEST_S:g} s, got {period_s:.1f} s: each window plays it twice"
+        raise ConfigError(text, hint="cut out a part that is typical")
     return Arrival("trace", times_s=tuple(at_s - times_s[0] for at_s in times_s), period_s=period_s)
 
 
