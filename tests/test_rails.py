@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jouled.board.rails import Ina3221Meter, Rail, Sampler, find_meter, measure_idle_w
+from jouled.board.clock import Clock
+from jouled.board.meter import measure_idle_w
+from jouled.board.rails import Ina3221Meter, Rail, Sampler, find_meter
 from jouled.board.sysfs import Sysfs
 from jouled.errors import NotSupportedError, SensorError
 from jouled.virtual.clock import SimClock
@@ -50,6 +52,7 @@ class Scripted:
 
     rail, coverage, averaging_s = "X", "module", 0.43
     rails = (Rail("X", 0.008, 0.02),)
+    observer = None
 
     def __init__(self, *readings: float | None) -> None:
         self.readings = list(readings)
@@ -59,6 +62,12 @@ class Scripted:
         if watts is None:
             raise SensorError("X: no reading")
         return ((5.0, watts / 5.0),)
+
+    def sampling(self, clock: Clock, *, rate_hz: float, external_w: float = 0.0) -> Sampler:
+        return Sampler(clock, self, rate_hz=rate_hz, external_w=external_w)
+
+    def close(self) -> None:
+        pass
 
 
 # --- which rails --------------------------------------------------------------------------------------------

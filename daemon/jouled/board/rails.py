@@ -7,7 +7,7 @@ last 430 ms (nvpower.sh sets 512 averages); there is no energy counter. Source: 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -35,14 +35,8 @@ class Rail:
     current_step_a: float
 
 
-class Meter(Protocol):
-    """What measures the total rail. `rail` is its name, part of every result; `coverage` what it covers."""
-
-    @property
-    def rail(self) -> str: ...
-
-    @property
-    def coverage(self) -> str: ...
+class Readable(Protocol):
+    """What a `Sampler` reads: rails whose volts and amperes are to be had one by one."""
 
     @property
     def averaging_s(self) -> float:
@@ -72,6 +66,9 @@ class _Channel:
 class Ina3221Meter:
     """The sum of some channels."""
 
+    observer = None
+    gpu = None
+
     def __init__(self, sysfs: Sysfs, channels: Sequence[_Channel], *, coverage: str, averaging_s: float) -> None:
         self._sysfs = sysfs
         self._channels = tuple(channels)
@@ -85,6 +82,13 @@ class Ina3221Meter:
             return tuple(channel.read(self._sysfs) for channel in self._channels)
         except SysfsError as error:
             raise SensorError(f"{self.rail}: no reading: {error}") from error
+
+    def sampling(self, clock: Clock, *, rate_hz: float, external_w: float = 0.0) -> Sampler:
+        """`rate_hz` readings a second, from `start` on."""
+        return Sampler(clock, self, rate_hz=rate_hz, external_w=external_w)
+
+    def close(self) -> None:
+        """It holds nothing."""
 
 
 # --- finding ------------------------------------------------------------------------------------------------
@@ -180,7 +184,7 @@ def find_meter(
 class Sampler:
     """Reads a meter at `rate_hz` between `start` and `stop`; failed reads are counted, never guessed."""
 
-    def __init__(self, clock: Clock, meter: Meter, *, rate_hz: float, external_w: float = 0.0) -> None:
+    def __init__(self, clock: Clock, meter: Readable, *, rate_hz: float, external_w: float = 0.0) -> None:
         self._clock = clock
         self._meter = meter
         self._period_s = 1.0 / rate_hz
@@ -254,21 +258,3 @@ class Sampler:
             ticker, self._ticker = self._ticker, None
             ticker.stop()
         return self.trace()
-
-
-def measure_idle_w(
-    clock: Clock, meter: Meter, wait: Callable[[], None], *, rate_hz: float, external_w: float = 0.0
-) -> float:
-    """Mean power of the total while `wait` waits and nothing is asked of the board.
-
-    Raises SensorError when no reading was to be had, and what `wait` raises.
-    """
-    sampler = Sampler(clock, meter, rate_hz=rate_hz, external_w=external_w)
-    sampler.start()
-    try:
-        wait()
-    finally:
-        trace = sampler.stop()
-    if trace.t_s.size == 0:
-        raise SensorError(f"{meter.rail}: no reading of the idle board: {sampler.last_error}")
-    return float(sum((rail.voltage_v * rail.current_a).mean() for rail in trace.rails) + external_w)

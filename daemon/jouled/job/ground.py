@@ -12,8 +12,9 @@ from jouled.board.gpuload import read_gpu_clients, read_gpu_load
 from jouled.board.host import Host
 from jouled.board.jetson_clocks import TOOL as JETSON_CLOCKS
 from jouled.board.knobs import Knobs, read_knobs
+from jouled.board.meter import Meter
 from jouled.board.pending import read_quarantine
-from jouled.board.rails import Meter, find_meter
+from jouled.board.rails import find_meter
 from jouled.board.winner import home_of, winner_in_force
 from jouled.errors import BoardError, BusyError, ConfigError, ToolAbsentError
 from jouled.job.blocks import Arm

@@ -11,8 +11,8 @@ from jouled.board.applied import read_applied
 from jouled.board.apply import Actuator, probe_method
 from jouled.board.host import Host
 from jouled.board.lock import hold_board
+from jouled.board.meter import measure_idle_w
 from jouled.board.pending import Why, note_apply, note_boot
-from jouled.board.rails import measure_idle_w
 from jouled.board.restore import Found, restore_held
 from jouled.board.snapshot import (
     ChildLog,

@@ -9,20 +9,19 @@ kernel publishes every 2 s, are read 2.5 s after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from jouled.board.clocks import ClockReading, read_clocks
 from jouled.board.domains import Domains
-from jouled.board.gpuload import GpuClient, read_gpu_clients
+from jouled.board.gpuload import GpuClient
 from jouled.board.host import Host
+from jouled.board.meter import Meter, Sampling, observer_of
+from jouled.board.observer import Observer
 from jouled.board.orphans import find_orphans
-from jouled.board.rails import Meter, Sampler
-from jouled.board.thermal import IGNORED_COOLING, ThermalSensors, ThermalState, over_current_growth
+from jouled.board.thermal import IGNORED_COOLING, ThermalState, over_current_growth
 from jouled.errors import SensorError
 from jouled.job.cancel import Cancellation
+from jouled.job.seen import Seen
 from jouled.workload.runner import Runner
 from jouletune.errors import MeasurementError
 from jouletune.latency import Clustering, ExceedanceTest
@@ -37,10 +36,9 @@ from jouletune.measurement import (
     window_length_s,
 )
 from jouletune.space import PowerMode
+from jouletune.trace import counter_ratio
 from jouletune.trial import ClockSamples, Evidence
 
-SETTLE_OVER_S = 10.0
-SETTLE_SLOPE_C = 0.5
 LEAD_S = 1.0
 TRAIL_S = 0.5
 COUNTERS_S = 2.5
@@ -89,6 +87,7 @@ class Taken:
     """What one measurement saw.
 
     `cut`: ended early as clearly infeasible. `alarm`: ended at once, since the board was in danger.
+    `counter_ratio`: what the meter counted over what its power adds up to, where it does both.
     """
 
     trace: PowerTrace | None
@@ -101,44 +100,11 @@ class Taken:
     cut: bool = False
     alarm: str = ""
     temperature_c: float | None = None
+    counter_ratio: float | None = None
 
 
 class Alarm(Exception):
     """The board is in danger in this mode: leave it at once."""
-
-
-@dataclass
-class _Seen:
-    """Collected each second of one measurement."""
-
-    completions: list[Completions] = field(default_factory=list)
-    clocks: list[ClockReading] = field(default_factory=list)
-    throttling: dict[str, None] = field(default_factory=dict)
-    temperatures_c: list[tuple[float, float]] = field(default_factory=list)
-
-    def joined(self) -> Completions:
-        if not self.completions:
-            empty = np.empty(0)
-            return Completions(empty, empty, empty)
-        parts = self.completions
-        return Completions(
-            np.concatenate([part.arrival_s for part in parts]),
-            np.concatenate([part.start_s for part in parts]),
-            np.concatenate([part.end_s for part in parts]),
-            parts[0].batch,
-        )
-
-    def last_c(self) -> float | None:
-        return self.temperatures_c[-1][1] if self.temperatures_c else None
-
-    def is_steady(self) -> bool:
-        """Less than 0.5 °C over the last 10 s; a board without a readable zone counts as steady."""
-        if not self.temperatures_c:
-            return True
-        now_s, now_c = self.temperatures_c[-1]
-        before_s = now_s - SETTLE_OVER_S + 1e-9
-        earlier_c = [value_c for t_s, value_c in self.temperatures_c if t_s <= before_s]
-        return bool(earlier_c) and abs(now_c - earlier_c[-1]) < SETTLE_SLOPE_C
 
 
 class Measurer:
@@ -147,13 +113,14 @@ class Measurer:
     def __init__(
         self,
         host: Host,
-        domains: Domains,
+        domains: Domains | None,
         meter: Meter,
         runner: Runner,
         settings: MeasuringSettings,
         *,
         cancellation: Cancellation,
         progress: Callable[[str, float, float], None],
+        observer: Observer | None = None,
     ) -> None:
         self.host = host
         self.domains = domains
@@ -162,9 +129,10 @@ class Measurer:
         self.settings = settings
         self.cancellation = cancellation
         self.progress = progress
-        self.thermal = ThermalSensors(host.sysfs, ignored_cooling=settings.ignored_cooling)
+        self.observer = observer or observer_of(host.sysfs, domains, meter, ignored_cooling=settings.ignored_cooling)
         self._before: tuple[PowerMode, PowerTrace] | None = None
         self._clients: frozenset[GpuClient] | None = None
+        self._normal: frozenset[str] | None = None
 
     def take(self, wanted: Wanted) -> Taken:
         """Measure. Raises Cancelled, WorkloadDiedError, WorkloadHungError, SysfsError.
@@ -180,11 +148,17 @@ class Measurer:
 
     def strangers(self) -> tuple[str, ...]:
         """GPU clients that were not there in the job's first measurement (the reference's), nor are the job's own."""
-        own = find_orphans(self.host.processes.mark, ())
-        clients = frozenset(client for client in read_gpu_clients(self.host.sysfs) if client.pid not in own)
+        clients = frozenset(self.observer.others(find_orphans(self.host.processes.mark, ())))
         if self._clients is None:
             self._clients = clients
         return tuple(str(client) for client in sorted(clients - self._clients))
+
+    def disturbing(self, throttling: Iterable[str]) -> tuple[str, ...]:
+        """`throttling` without what is so by design, if the job's first measurement (the reference's) showed it too."""
+        seen = tuple(throttling)
+        if self._normal is None:
+            self._normal = self.observer.normal_at_reference & frozenset(seen)
+        return tuple(kind for kind in seen if kind not in self._normal)
 
     def cool_down(self) -> None:
         """Wait, without load, until no alarm stands and the board is well below its limit (120 s at most).
@@ -195,7 +169,7 @@ class Measurer:
         ends_s = clock.monotonic_s() + COOL_MOST_S
         self.cancellation.sleep(clock, COUNTERS_S)
         while clock.monotonic_s() < ends_s:
-            thermal = self.thermal.read()
+            thermal = self.observer.thermal()
             limit_c = self.settings.max_temp_c - COOL_BELOW_C
             if not thermal.alarms and (thermal.hottest_c is None or thermal.hottest_c <= limit_c):
                 return
@@ -222,9 +196,9 @@ class _Attempt:
         self._clock = measurer.host.clock
         self._settings = measurer.settings
         self._wanted = wanted
-        self._seen = _Seen()
+        self._seen = Seen()
         self._began_s = self._clock.monotonic_s()
-        self._counted = measurer.thermal.read()
+        self._counted = measurer.observer.thermal()
         self._pilot: Pilot | None = None
 
     def take(self) -> Taken:
@@ -244,7 +218,16 @@ class _Attempt:
         evidence = self._with_counters(end_s)
         seen = self._seen
         return Taken(
-            trace, seen.joined(), start_s, end_s, settle_s, self._pilot, evidence, cut, temperature_c=seen.last_c()
+            trace,
+            seen.joined(),
+            start_s,
+            end_s,
+            settle_s,
+            self._pilot,
+            evidence,
+            cut,
+            temperature_c=seen.last_c(),
+            counter_ratio=counter_ratio(trace, start_s, end_s),
         )
 
     # --- the stretches ----------------------------------------------------------------------------------
@@ -262,15 +245,16 @@ class _Attempt:
     def _sampled(self) -> tuple[float, float, PowerTrace, bool]:
         """(start, end, trace, was it cut short)."""
         settings = self._settings
-        sampler = Sampler(self._clock, self._on.meter, rate_hz=settings.sample_rate_hz, external_w=settings.external_w)
-        sampler.start()
+        rate_hz, external_w = settings.sample_rate_hz, settings.external_w
+        sampling = self._on.meter.sampling(self._clock, rate_hz=rate_hz, external_w=external_w)
+        sampling.start()
         try:
-            start_s, end_s, cut = self._pilot_and_window(sampler)
+            start_s, end_s, cut = self._pilot_and_window(sampling)
         finally:
-            trace = sampler.stop()
+            trace = sampling.stop()
         return start_s, end_s, trace, cut
 
-    def _pilot_and_window(self, sampler: Sampler) -> tuple[float, float, bool]:
+    def _pilot_and_window(self, sampling: Sampling) -> tuple[float, float, bool]:
         """Pilot (unless the window's length is given) and window: (start, end, was it cut short)."""
         test = None
         if self._wanted.bound_s is not None:
@@ -280,7 +264,7 @@ class _Attempt:
             began_s = self._clock.monotonic_s()
             if self._stretch("pilot", self._settings.pilot_s, test):
                 return began_s, self._clock.monotonic_s(), True
-            self._pilot = self._look(sampler.trace(), began_s)
+            self._pilot = self._look(sampling.trace(), began_s)
             window_s = self._window_s(self._pilot)
         else:
             self._stretch("pilot", LEAD_S, None)
@@ -328,10 +312,10 @@ class _Attempt:
         on.cancellation.sleep(self._clock, step_s)
         fresh = on.runner.take()
         now_s = self._clock.monotonic_s()
-        thermal = on.thermal.read()
+        thermal = on.observer.thermal()
         seen = self._seen
         seen.completions.append(fresh)
-        seen.clocks.append(read_clocks(on.host.sysfs, on.domains))
+        seen.clocks.append(on.observer.clocks())
         seen.throttling.update(dict.fromkeys(thermal.throttling))
         self._note(thermal)
         self._check(thermal)
@@ -357,8 +341,10 @@ class _Attempt:
     def _with_counters(self, end_s: float) -> Evidence:
         """Load off, and the counters when they have been published."""
         self._on.runner.pause()
-        self._on.cancellation.sleep(self._clock, max(0.0, end_s + COUNTERS_S - self._clock.monotonic_s()))
-        grown = over_current_growth(self._counted, self._on.thermal.read())
+        self._seen.completions.append(self._on.runner.take())  # trtexec tells all of them only now
+        if self._on.observer.counts_over_current:
+            self._on.cancellation.sleep(self._clock, max(0.0, end_s + COUNTERS_S - self._clock.monotonic_s()))
+        grown = over_current_growth(self._counted, self._on.observer.thermal())
         return replace(
             self._evidence(),
             over_current=sum(max(0, count) for count in grown.values()),
@@ -367,13 +353,15 @@ class _Attempt:
 
     def _evidence(self) -> Evidence:
         return Evidence(
-            throttling=tuple(self._seen.throttling),
+            throttling=self._on.disturbing(self._seen.throttling),
             clocks=self._clock_samples(),
             strangers=self._on.strangers(),
         )
 
     def _clock_samples(self) -> tuple[ClockSamples, ...]:
         domains, mode = self._on.domains, self._wanted.mode
+        if domains is None:
+            return ()
         tables = {
             "cpu": (mode.cpu_hz, domains.cpu.table_hz),
             "gpu": (mode.gpu_hz, () if domains.gpu is None else domains.gpu.table_hz),
