@@ -18,7 +18,8 @@ from datetime import datetime, timezone
 from importlib import import_module
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if not __package__:  # run as a script
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.gpu.place import Numbers, Place, import_path  # the line above makes it importable
 

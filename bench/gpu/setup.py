@@ -29,9 +29,9 @@ exec {python} "$@"
 
 
 def setup(place: Place) -> Numbers:
-    """Wheels (from .carry6) and paths for the host's python3; the driver's libraries where a loader finds them."""
+    """Wheels (those among the pieces) and paths for the host's python3; the driver's libraries where a loader finds them."""
     began_s = time.monotonic()
-    wheels = sorted((ROOT / ".carry6").glob("*.whl"))
+    wheels = sorted(place.pieces.glob("*.whl"))
     folder = place.at / "site"
     if wheels:
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
