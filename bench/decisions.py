@@ -34,6 +34,7 @@ from jouled.board.rails import find_meter
 from jouled.job.blocks import Arm, run_blocks
 from jouled.job.cancel import Cancellation
 from jouled.job.measuring import Measurer, MeasuringSettings
+from jouled.job.modes import BoardModes
 from jouled.job.trials import Trials
 from jouled.virtual.fixed import FixedMode, FixedPlant
 from jouled.virtual.machine import VirtualMachine
@@ -119,11 +120,10 @@ def trials_of(machine: VirtualMachine, folder: Path) -> Trials:
     trials = Trials(
         host,
         space,
-        Actuator(host, board, read_knobs(host.sysfs, board.domains), Method.NVPMODEL),
+        BoardModes(Actuator(host, board, read_knobs(host.sysfs, board.domains), Method.NVPMODEL), {}),
         measurer,
         runner,
         percentile=95.0,
-        fingerprint={},
         record=lambda trial, taken: None,
         on_applied=lambda index, policy: None,
     )

@@ -32,6 +32,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+OUT_OF_MEMORY = "out_of_memory"
+"""WorkloadError.code where the memory is too small, as foreseen or as found."""
+
+
 class JouledError(Exception):
     """Root of the machine side's errors."""
 
@@ -175,3 +179,6 @@ class WorkloadHungError(WorkloadError):
 
 class WorkloadTooLargeError(WorkloadError):
     """It would not fit into the memory that is free; nothing was started."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint, code=OUT_OF_MEMORY)

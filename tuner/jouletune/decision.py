@@ -48,6 +48,7 @@ class ReasonCode(str, Enum):
     LATENCY = "latency"
     MAX_POWER = "max_power"
     RATE_NOT_REACHED = "rate_not_reached"
+    MEMORY = "memory"
     PROMPT = "prompt"
     CHROOT = "chroot"
     MASK_DIFFERS = "mask_differs"

@@ -44,6 +44,7 @@ class Infeasible(str, Enum):
     LATENCY = "latency"
     MAX_POWER = "max_power"
     RATE_NOT_REACHED = "rate_not_reached"
+    MEMORY = "memory"
 
 
 class Purpose(str, Enum):

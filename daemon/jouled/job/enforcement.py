@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jouled.board.applied import Applied, delete_applied, write_applied
-from jouled.board.apply import Actuator, ClocksPolicy
+from jouled.board.apply import ClocksPolicy
 from jouled.board.host import Host
 from jouled.board.modename import mode_name
-from jouled.board.pending import Why, clear_pending, note_apply
+from jouled.board.pending import Why, clear_pending
 from jouled.board.restore import start_units
 from jouled.board.snapshot import boot_id, delete_snapshot
 from jouled.board.winner import delete_winner, write_winner
@@ -18,16 +18,29 @@ from jouled.job.blocks import Arm
 from jouled.job.changes import APPLIED, ROLLED_BACK, Change, keep_change
 from jouled.job.events import Events
 from jouled.job.ground import Ground
+from jouled.job.modes import Modes
 from jouled.job.request import Request
 from jouled.job.trials import Trials
 from jouled.job.tuning import Stopped
-from jouled.job.watch import breach_of
+from jouled.job.watch import Breach, breach_of
 from jouled.workload.runner import Runner
 from jouletune.decision import Outcome, stopped
 from jouletune.space import PowerMode
 
 Committed = tuple[bool, Sequence[str]]
 """(the snapshot is gone: what is in force stays, warnings)."""
+
+
+def watched(events: Events, trials: Trials, arm: Arm, watch_s: float) -> Breach | None:
+    """Watch what was chosen under load for so long (0: not at all); what it breaks. Raises as Trials.watch."""
+    if watch_s <= 0.0:
+        return None
+    events.emit("phase", phase="watching", watch_s=watch_s)
+    trial = trials.watch(arm.index, arm.policy, watch_s)
+    breach = breach_of(trial, trials.limits)
+    if breach is None and trial.invalid is not None:
+        events.warn(f"the watch after the job shows little: {trial.invalid.value} {trial.detail}".rstrip())
+    return breach
 
 
 @dataclass(frozen=True)
@@ -37,7 +50,7 @@ class Enforcement:
     host: Host
     request: Request
     ground: Ground
-    actuator: Actuator
+    modes: Modes
     trials: Trials
     runner: Runner
     events: Events
@@ -52,8 +65,7 @@ class Enforcement:
             return self.apply_reference()
         candidate = ground.space.candidates[arm.index]
         self.events.emit("phase", phase="apply")
-        note_apply(host, candidate.mode, why=Why.WINNER, fingerprint=ground.fingerprint)
-        self.actuator.apply(candidate.mode, arm.policy)
+        self.modes.enter(candidate.mode, arm.policy, Why.WINNER)
         self.events.emit("mode_applied", index=arm.index, policy=arm.policy.value)
         applied = Applied(
             candidate=candidate,
@@ -75,17 +87,10 @@ class Enforcement:
 
     def _watch(self, arm: Arm, mode: PowerMode) -> None:
         """The load runs on for a while in what was chosen. Raises Stopped where it breaks what was asked for."""
-        watch_s = self.request.config.job.watch_s
-        if watch_s <= 0.0:
-            return
-        self.events.emit("phase", phase="watching", watch_s=watch_s)
-        trial = self.trials.watch(arm.index, arm.policy, watch_s)
-        breach = breach_of(trial, self.trials.limits)
+        breach = watched(self.events, self.trials, arm, self.request.config.job.watch_s)
         if breach is not None:
             self._keep(Change(ROLLED_BACK, self.who, breach.code.value, mode, None))
             raise Stopped(stopped(Outcome.ROLLED_BACK, breach.code, f"{mode_name(mode)}: {breach.text}"))
-        if trial.invalid is not None:
-            self.events.warn(f"the watch after the job shows little: {trial.invalid.value} {trial.detail}".rstrip())
 
     def _incumbent(self) -> PowerMode:
         return self.ground.space.candidates[self.ground.incumbent.index].mode
@@ -95,10 +100,9 @@ class Enforcement:
 
     def apply_reference(self) -> Committed:
         """Back to the board's own mode, for good. Raises as `apply_winner`."""
-        reference = self.ground.board.reference
+        reference = self.ground.reference
         self.events.emit("phase", phase="apply")
-        note_apply(self.host, reference, why=Why.REFERENCE, fingerprint=self.ground.fingerprint)
-        self.actuator.apply(reference, ClocksPolicy.CAPPED)
+        self.modes.enter(reference, ClocksPolicy.CAPPED, Why.REFERENCE)
         delete_applied(self.host.state_dir)
         delete_winner(self.host.state_dir)  # a decision has taken its place
         self._keep(Change(APPLIED, self.who, "tuned", self._incumbent(), reference, "reference"))
@@ -108,7 +112,7 @@ class Enforcement:
         """What is in force is written down; the units run again, and have changed nothing; the snapshot goes."""
         self.runner.close()
         _, warnings = start_units(self.host, self.units)
-        mismatches = self.actuator.verify(mode, policy) if self.units else ()
+        mismatches = self.modes.verify(mode, policy) if self.units else ()
         if mismatches:
             names = ", ".join(self.units)
             text = f"{names} changed the power mode when started again: {mismatches[0]}"

@@ -8,19 +8,21 @@ from dataclasses import dataclass
 from jouled.board.applied import Applied
 from jouled.board.apply import ClocksPolicy
 from jouled.board.board import Board, discover, fingerprint
-from jouled.board.gpuload import read_gpu_clients, read_gpu_load
+from jouled.board.domains import Domains
 from jouled.board.host import Host
 from jouled.board.jetson_clocks import TOOL as JETSON_CLOCKS
 from jouled.board.knobs import Knobs, read_knobs
-from jouled.board.meter import Meter
+from jouled.board.meter import Meter, observer_of
+from jouled.board.observer import Observer
 from jouled.board.pending import read_quarantine
 from jouled.board.rails import find_meter
 from jouled.board.winner import home_of, winner_in_force
+from jouled.config import Config
 from jouled.errors import BoardError, BusyError, ConfigError, ToolAbsentError
 from jouled.job.blocks import Arm
 from jouled.job.cancel import Cancellation
 from jouled.job.request import Request
-from jouletune.space import Space
+from jouletune.space import PowerMode, Space
 
 LEAST_AVERAGINGS = 32  # at least 8 batches of 4 averages
 _BUSY_LOAD = 0.05
@@ -30,9 +32,16 @@ _LOOK_EVERY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """`found`: the knobs when the job began; `home`: those of the reference, other than `found` under a winner."""
+    """`found`: the knobs when the job began; `home`: those of the reference, other than `found` under a winner.
 
-    board: Board
+    `domains` None: the machine has no clocks that jouled knows; `board` None: it is no Jetson at all. `versions`: of
+    what lies below the workload, such as L4T.
+    """
+
+    name: str
+    base_mode: str
+    domains: Domains | None
+    board: Board | None
     space: Space
     meter: Meter
     fingerprint: Mapping[str, str]
@@ -40,6 +49,14 @@ class Ground:
     home: Knobs
     incumbent: Arm
     applied: Applied | None
+    observer: Observer
+    versions: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+    @property
+    def reference(self) -> PowerMode:
+        """The board's own mode."""
+        return self.space.candidates[self.space.reference].mode
 
 
 def survey(host: Host, request: Request) -> Ground:
@@ -50,13 +67,61 @@ def survey(host: Host, request: Request) -> Ground:
             'mode: wanted "tune", got "observe": no knob is ever written', hint="change it, or do not tune"
         )
     board = discover(host, config.board.base_mode)
-    meter = find_meter(
-        host.sysfs,
-        request.total_rails or config.board.total_rails or board.file.total_rails,
-        coverage=board.file.coverage,
-        averaging_s=board.file.rail_averaging_s,
-        allow_partial=config.board.on_partial_rails == "partial",
+    opened = open_meter(host, request, board)
+    check_windows(config, opened.meter)
+    marks = fingerprint(board, config.board.external_w)
+    applied = winner_in_force(host, marks)
+    found = read_knobs(host.sysfs, board.domains)
+    space = _without_quarantined(host, request.make_space(board), marks)
+    space, incumbent = _with_incumbent(space, applied)
+    return Ground(
+        name=board.file.name,
+        base_mode=board.base_mode.name,
+        domains=board.domains,
+        board=board,
+        space=space,
+        meter=opened.meter,
+        observer=opened.observer,
+        fingerprint=marks,
+        found=found,
+        home=home_of(found, applied),
+        incumbent=incumbent,
+        applied=applied,
+        versions={"l4t": board.identity.l4t or "unknown"},
+        warnings=(*board.warnings, *opened.warnings),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A meter that runs, what observes beside it, and what there is to say about the choice."""
+
+    meter: Meter
+    observer: Observer
+    warnings: tuple[str, ...]
+
+
+def open_meter(host: Host, request: Request, board: Board | None) -> Opened:
+    """What measures the total: the board's own rails, or NVML. Raises NotSupportedError, ConfigError."""
+    config = request.config
+
+    def find_rails() -> Meter:
+        assert board is not None
+        return find_meter(
+            host.sysfs,
+            request.total_rails or config.board.total_rails or board.file.total_rails,
+            coverage=board.file.coverage,
+            averaging_s=board.file.rail_averaging_s,
+            allow_partial=config.board.on_partial_rails == "partial",
+        )
+
+    chosen = request.choose_meter(host.processes, config.board.meter, None if board is None else find_rails)
+    observer = observer_of(host.sysfs, None if board is None else board.domains, chosen.meter)
+    return Opened(chosen.meter, observer, (chosen.why,) if chosen.is_fallback else ())
+
+
+def check_windows(config: Config, meter: Meter) -> None:
+    """Raise ConfigError where a window would hold too few averages of the sensor."""
     least_s = LEAST_AVERAGINGS * meter.averaging_s
     if config.job.window_min_s < least_s:
         raise ConfigError(
@@ -64,12 +129,6 @@ def survey(host: Host, request: Request) -> Ground:
             f"got {config.job.window_min_s:g} s",
             hint="leave job.window_min_s out",
         )
-    marks = fingerprint(board, config.board.external_w)
-    applied = winner_in_force(host, marks)
-    found = read_knobs(host.sysfs, board.domains)
-    space = _without_quarantined(host, request.make_space(board), marks)
-    space, incumbent = _with_incumbent(space, applied)
-    return Ground(board, space, meter, marks, found, home_of(found, applied), incumbent, applied)
 
 
 def _without_quarantined(host: Host, space: Space, marks: Mapping[str, str]) -> Space:
@@ -105,23 +164,18 @@ def check_locking(host: Host, clocks: str) -> None:
         )
 
 
-def check_gpu_is_free(host: Host, board: Board, cancellation: Cancellation) -> None:
+def check_gpu_is_free(host: Host, observer: Observer, cancellation: Cancellation) -> None:
     """Raise BusyError, with who, where something else loads the GPU: it would be measured too."""
-    if board.domains.gpu is None:
-        return
     loads = []
     for _ in range(_LOOKS):
         cancellation.sleep(host.clock, _LOOK_EVERY_S)
-        load = read_gpu_load(host.sysfs, board.domains.gpu)
+        load = observer.load()
         if load is None:
             return
         loads.append(load)
     mean = sum(loads) / len(loads)
     if mean > _BUSY_LOAD:
-        who = (
-            ", ".join(str(client) for client in read_gpu_clients(host.sysfs))
-            or "somebody that the kernel does not name here"
-        )
+        who = ", ".join(str(client) for client in observer.others(())) or "somebody that the kernel does not name here"
         raise BusyError(
             f"the GPU is {100 * mean:.0f} % busy before the job has begun: {who}",
             hint="stop it, or name its unit in job.stop_units",

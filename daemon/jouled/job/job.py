@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from jouled.board.applied import read_applied
-from jouled.board.apply import Actuator, probe_method
+from jouled.board.apply import ClocksPolicy
 from jouled.board.host import Host
 from jouled.board.lock import hold_board
-from jouled.board.meter import measure_idle_w
-from jouled.board.pending import Why, note_apply, note_boot
-from jouled.board.restore import Found, restore_held
-from jouled.board.snapshot import (
-    ChildLog,
-    Origin,
-    Snapshot,
-    boot_id,
-    read_snapshot,
-    write_origin_once,
-    write_snapshot,
-)
+from jouled.board.meter import Meter, measure_idle_w
+from jouled.board.pending import Why
 from jouled.board.switches import check_switches
-from jouled.board.thermal import ThermalSensors
-from jouled.board.winner import read_winner, set_damaged_aside
 from jouled.errors import (
+    OUT_OF_MEMORY,
     ApplyError,
     BoardError,
     BusyError,
@@ -37,11 +23,13 @@ from jouled.errors import (
     WorkloadError,
 )
 from jouled.job.cancel import Cancellation, Cancelled
-from jouled.job.enforcement import Enforcement
+from jouled.job.custody import BoardCustody, Charge, Custody
 from jouled.job.events import Event, Events, Sink, finite
-from jouled.job.ground import Ground, check_gpu_is_free, check_locking, survey
+from jouled.job.fixed import FixedCustody
+from jouled.job.ground import Ground, check_gpu_is_free, check_locking
 from jouled.job.measuring import Measurer, Taken
-from jouled.job.request import Request
+from jouled.job.modes import Modes
+from jouled.job.request import BUILD_S, Request
 from jouled.job.result import JobResult
 from jouled.job.studies import rebuild_missing, space_record, study_name
 from jouled.job.summary import (
@@ -54,8 +42,8 @@ from jouled.job.summary import (
     fill_sides,
 )
 from jouled.job.trials import Trials
-from jouled.job.tuning import Finding, Stopped, Tuning
-from jouled.job.units import UnitBusyError, running_units, stop_units
+from jouled.job.tuning import Stopped, Tuning
+from jouled.job.units import UnitBusyError
 from jouled.ledger import Ledger
 from jouled.study import open_storage, study_errors
 from jouled.workload.runner import Runner
@@ -85,7 +73,7 @@ def run_job(
     Raises ConfigError, NotPermittedError, StateError and RestoreError; every other ending is an outcome.
     """
     request.check()
-    if not host.privileged:
+    if not host.privileged and not request.fixed:
         raise NotPermittedError("tuning writes power modes and needs root", hint="sudo jouled tune …")
     return Job(host, request, runner, cancellation, sinks, job=job or uuid.uuid4().hex[:12], who=who).run()
 
@@ -110,19 +98,20 @@ class Job:
         self._runner = runner
         self._cancellation = cancellation
         self._id = job
-        self._who = who
         self._began_s = host.clock.monotonic_s()
         self._ledger = Ledger(host.state_dir)
         self._events = Events(host.clock, self._id, [self._keep, *sinks])
         self._trials: Trials | None = None
-        self._units: tuple[str, ...] = ()
+        self._meter: Meter | None = None
         self.result = JobResult(job=self._id)
+        charge = Charge(host, request, runner, self._events, self._warn, job, who)
+        self._custody: Custody = FixedCustody(charge) if request.fixed else BoardCustody(charge)
 
     def run(self) -> JobResult:
         """The job from the lock to the end."""
         describe_request(self.result, self._request, self._runner.arrival)
         try:
-            with hold_board(self._host, verb="tune"):
+            with hold_board(self._host, verb="tune --fixed-mode" if self._request.fixed else "tune"):
                 self._held()
         except BusyError as error:  # the ledger is the holder's: nothing is written there
             self.result.outcome, self.result.hint = Outcome.BOARD_BUSY.value, error.hint
@@ -131,20 +120,21 @@ class Job:
 
     def _held(self) -> None:
         """All that happens while the board is ours; expected failures become outcomes."""
-        check_switches(self._host.sysfs)
+        if not self._request.fixed:
+            check_switches(self._host.sysfs)
         try:
             if not self._request.dry_run:
                 self._mend()
-            ground = survey(self._host, self._request)
+            ground = self._custody.survey()
             describe_ground(self.result, ground)
-            for warning in ground.board.warnings:
+            for warning in ground.warnings:
                 self._warn(warning)
+            self._meter = ground.meter
             if self._request.dry_run:
-                left = read_snapshot(self._host.state_dir)
                 self.result.plan = announcement(self._request, ground, self.result.arrival, self._host.clock.wall_s())
-                self.result.plan["restores_first"] = None if left is None else left.job
+                self.result.plan["restores_first"] = self._custody.left_by()
                 return
-            with self._snapshot(ground):
+            with self._custody.kept(ground):
                 self._tune(ground)
         except Cancelled as cancelled:
             self.result.signal_number = cancelled.signal_number
@@ -160,7 +150,10 @@ class Job:
         except BusyError as error:
             self._conclude(Outcome.BOARD_BUSY, ReasonCode.GPU_BUSY, error)
         except WorkloadError as error:
-            self._conclude(Outcome.WORKLOAD_FAILED, ReasonCode.WORKLOAD_DIED, error)
+            if error.code == OUT_OF_MEMORY:
+                self._conclude(Outcome.NO_FEASIBLE, ReasonCode.MEMORY, error)
+            else:
+                self._conclude(Outcome.WORKLOAD_FAILED, ReasonCode.WORKLOAD_DIED, error)
         except ToolAbsentError as error:
             self._conclude(Outcome.BOARD_FAULT, ReasonCode.TOOL_ABSENT, error)
         except ApplyError as error:
@@ -170,6 +163,8 @@ class Job:
         except JouletuneError as error:
             self._conclude(Outcome.INTERRUPTED, None, JouledError(str(error), hint="report it with the ledger"))
         finally:
+            if self._meter is not None:
+                self._meter.close()
             self.result.duration_s = self._elapsed_s()
         self._finish()
 
@@ -179,59 +174,16 @@ class Job:
     # --- before -----------------------------------------------------------------------------------------
 
     def _mend(self) -> None:
-        """Finish what a crash left, judge what the last boot left."""
-        for sentence in (*set_damaged_aside(self._host.state_dir), *self._ledger.mend()):
+        """The ledger first, which is then written to."""
+        for sentence in self._ledger.mend():
             self._warn(sentence)
-        report = restore_held(self._host)
-        if report.found is not Found.NOTHING:
-            self._warn(f"job {report.job} was interrupted; {len(report.changed)} knobs were put back first")
-        note = note_boot(self._host)
-        if note.text:
-            self._warn(note.text)
-
-    @contextmanager
-    def _snapshot(self, ground: Ground) -> Iterator[None]:
-        """From here on knobs may be written; on the way out the board is a verified winner's or as found."""
-        host, now_s = self._host, self._host.clock.wall_s()
-        base_mode = ground.board.base_mode.name
-        origin = Origin(ground.board.conf_sha256, base_mode, ground.found, now_s, boot_id(host.sysfs))
-        write_origin_once(host.state_dir, origin)
-        units = running_units(host.processes, self._config.job.stop_units)
-        snapshot = Snapshot(
-            boot_id=boot_id(host.sysfs),
-            job=self._id,
-            mark=self._id,
-            base_mode=base_mode,
-            knobs=ground.found,
-            wall_s=now_s,
-            applied=read_applied(host.state_dir),
-            winner=read_winner(host.state_dir),
-            stopped_units=units,
-        )
-        write_snapshot(host.state_dir, snapshot)
-        host.processes.mark = self._id
-        host.processes.on_start = ChildLog(host.state_dir)
-        try:
-            stop_units(host.processes, units)
-            self._units = units
-            yield
-        finally:
-            host.processes.on_start = None
-            self._runner.close()
-            if not self.result.applied:
-                self._put_back()
-
-    def _put_back(self) -> None:
-        report = restore_held(self._host)
-        self._events.emit("restored", changed=len(report.changed), started_units=report.started_units)
-        for warning in report.warnings:
-            self._warn(warning)
+        self._custody.mend()
 
     # --- the course -------------------------------------------------------------------------------------
 
-    def _begin(self, ground: Ground) -> Actuator:
+    def _begin(self, ground: Ground) -> Modes:
         """All that must be known before the first window: who else is there, the idle draw, the method."""
-        host, board = self._host, ground.board
+        host = self._host
         if self._config.job.sampler == "grid" and len(ground.space) > self._config.job.budget:
             self._warn(
                 f"the grid sampler tries {self._config.job.budget} of {len(ground.space)} power modes, in order; "
@@ -239,9 +191,9 @@ class Job:
             )
         told = announcement(self._request, ground, self.result.arrival, host.clock.wall_s())
         self._events.emit("job_started", space=space_record(ground.space), **told)
-        check_gpu_is_free(host, board, self._cancellation)
+        check_gpu_is_free(host, ground.observer, self._cancellation)
         check_locking(host, self._config.grid.clocks)
-        if not ThermalSensors(host.sysfs).read().zones_c:
+        if not ground.observer.thermal().zones_c:
             self._warn(
                 "no temperature can be read here: board.max_temp_c guards nothing, only the kernel's own trips do"
             )
@@ -252,19 +204,32 @@ class Job:
             rate_hz=self._config.job.sample_rate_hz,
             external_w=self._config.board.external_w,
         )
+        modes = self._custody.modes(ground)
+        self.result.method = modes.method
+        self._prepare(ground, modes)
         loaded = self._runner.load(ground.space.candidates[ground.space.reference].variant)
         self.result.inference_name = loaded.inference_name
         self.result.versions |= dict(loaded.versions)
-        note_apply(host, board.reference, why=Why.REFERENCE, fingerprint=ground.fingerprint)
-        method, why = probe_method(host, board, ground.home, self._config.board.method)
-        self.result.method = method.value
-        if why:
-            self._warn(f"jouled writes the caps itself, since nvpmodel cannot be used: {why}")
-        return Actuator(host, board, ground.home, method)
+        return modes
+
+    def _prepare(self, ground: Ground, modes: Modes) -> None:
+        """What the runner needs is made now, in the board's own mode: two builds of a model are not the same engine."""
+        prepare = self._request.prepare
+        if prepare is None:
+            return
+        modes.enter(ground.reference, ClocksPolicy.CAPPED, Why.REFERENCE)
+        self._events.emit("phase", phase="build")
+
+        def beat() -> None:
+            self._cancellation.check()
+            self._progress("build", self._host.clock.monotonic_s(), BUILD_S)
+
+        for sentence in prepare(beat):
+            self._warn(sentence)
 
     def _tune(self, ground: Ground) -> None:
-        actuator, folder = self._begin(ground), self._host.state_dir
-        self._trials = trials = self._make_trials(ground, actuator)
+        modes, folder = self._begin(ground), self._host.state_dir
+        self._trials = trials = self._make_trials(ground, modes)
         with open_storage(folder) as storage, study_errors(folder):
             earlier = [event for event in self._ledger.read().events if event.get("job") != self._id]
             if made := rebuild_missing(storage, earlier):
@@ -294,31 +259,31 @@ class Job:
             finding = tuning.run()
         fill_sides(self.result, trials, finding)
         self._settle(finding.decision)
-        self._enforce(ground, finding, actuator)
+        self.result.applied = self._custody.enforce(ground, finding, trials, modes)
 
     def _wait_idle(self) -> None:
         for _ in range(_IDLE_STEPS):
             self._cancellation.sleep(self._host.clock, 1.0)
             self._progress("idle", self._host.clock.monotonic_s(), float(_IDLE_STEPS))
 
-    def _make_trials(self, ground: Ground, actuator: Actuator) -> Trials:
+    def _make_trials(self, ground: Ground, modes: Modes) -> Trials:
         measurer = Measurer(
             self._host,
-            ground.board.domains,
+            ground.domains,
             ground.meter,
             self._runner,
             self._request.settings(),
             cancellation=self._cancellation,
             progress=self._progress,
+            observer=ground.observer,
         )
         return Trials(
             self._host,
             ground.space,
-            actuator,
+            modes,
             measurer,
             self._runner,
             percentile=self._config.target.latency_percentile,
-            fingerprint=ground.fingerprint,
             record=self._record,
             on_applied=lambda index, policy: self._events.emit("mode_applied", index=index, policy=policy.value),
             warn=self._warn,
@@ -330,34 +295,6 @@ class Job:
 
     def _progress(self, phase: str, now_s: float, duration_s: float) -> None:
         self._events.emit("progress", phase=phase, elapsed_s=now_s - self._began_s, stretch_s=duration_s)
-
-    # --- the end ----------------------------------------------------------------------------------------
-
-    def _enforce(self, ground: Ground, finding: Finding, actuator: Actuator) -> None:
-        """Put the decision in force; the snapshot goes when it is verified and written down."""
-        assert self._trials is not None
-        enforcement = Enforcement(
-            self._host,
-            self._request,
-            ground,
-            actuator,
-            self._trials,
-            self._runner,
-            self._events,
-            self._units,
-            self._id,
-            self._who,
-        )
-        decision = finding.decision
-        if decision.winner is not None:
-            arm = finding.arms[decision.winner]
-            self.result.applied, warnings = enforcement.apply_winner(arm, finding.bound_s)
-        elif decision.use_reference:
-            self.result.applied, warnings = enforcement.apply_reference()
-        else:
-            return
-        for warning in warnings:
-            self._warn(warning)
 
     # --- the result -------------------------------------------------------------------------------------
 

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jouled.board.apply import ClocksPolicy
 from jouled.board.board import Board
+from jouled.board.meter import Chosen, Meter, choose_meter
+from jouled.board.process import Processes
 from jouled.config import Config
 from jouled.errors import ConfigError
 from jouled.job.blocks import Arm
 from jouled.job.measuring import COUNTERS_S, MeasuringSettings
-from jouletune.space import Space
+from jouletune.space import Space, Variant
 
 REFERENCE_EVERY = 6
 LONGEST_WINDOW_S = 300.0
+BUILD_S = 45 * 60.0  # all that a job builds before its first window
 _SPARE_S = 60.0
+
+
+ChooseMeter = Callable[[Processes, str, Callable[[], Meter] | None], Chosen]
+"""(processes, board.meter, how to find the board's own: None on a machine that is no Jetson) → the meter."""
+Beat = Callable[[], None]
+"""Called each second of a wait: it may raise Cancelled."""
+
+
+def _no_marks() -> Mapping[str, str]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One tuning run. `make_space` gives the candidates; `total_rails` () means those of the board's file."""
+    """One tuning run. `make_space` gives the candidates; `total_rails` () means those of the board's file.
+
+    `fixed`: no knob is touched and the candidates are `variants` alone. `prepare(beat)` makes what the runner needs
+    and takes long, and returns warnings. `workload_marks` is what a winner holds for besides the board.
+    """
 
     config: Config
     workload: str
@@ -28,6 +45,11 @@ class Request:
     seed: int = 0
     total_rails: tuple[str, ...] = ()
     dry_run: bool = False
+    fixed: bool = False
+    variants: tuple[Variant, ...] = (Variant(),)
+    prepare: Callable[[Beat], Sequence[str]] | None = None
+    workload_marks: Callable[[], Mapping[str, str]] = _no_marks
+    choose_meter: ChooseMeter = choose_meter
 
     def check(self) -> None:
         """Raises ConfigError for a key that this version does not act on, rather than ignoring it."""
@@ -42,14 +64,22 @@ class Request:
             ("job.guard", job.guard, ()),
             ("job.keep_samples", job.keep_samples, False),
         )
-        if self.config.board.meter not in ("auto", "sysfs"):
-            raise ConfigError(
-                f"board.meter: this version reads the board's own sensors only, got {self.config.board.meter!r}",
-                hint="leave board.meter out",
-            )
         for key, got, only in wanted:
             if got != only:
                 raise ConfigError(f"{key}: not in this version yet, got {got!r}", hint=f"leave {key} out")
+        if self.fixed:
+            self._check_fixed()
+
+    def _check_fixed(self) -> None:
+        """What writes to the board, or could not be undone without a snapshot, does not go with fixed mode."""
+        clocks, units = self.config.grid.clocks, self.config.job.stop_units
+        if clocks != ClocksPolicy.CAPPED.value:
+            raise ConfigError(f"--fixed-mode touches no clock, got grid.clocks = {clocks!r}", hint="leave it out")
+        if units:
+            raise ConfigError(
+                f"--fixed-mode stops no unit, since after a crash nothing would start it again; got {', '.join(units)}",
+                hint=f"stop it by hand: sudo systemctl stop {units[0]}; and leave job.stop_units out",
+            )
 
     def settings(self) -> MeasuringSettings:
         """How windows are taken."""

@@ -86,20 +86,20 @@ def describe_request(result: JobResult, request: Request, arrival: Arrival) -> N
 
 def describe_ground(result: JobResult, ground: Ground) -> None:
     """What the job stands on."""
-    result.board = ground.board.file.name
-    result.base_mode = ground.board.base_mode.name
+    result.board = ground.name
+    result.base_mode = ground.base_mode
     result.rail = ground.meter.rail
     result.rail_coverage = ground.meter.coverage
     result.grid_size = len(ground.space)
-    result.versions["l4t"] = ground.board.identity.l4t or "unknown"
+    result.versions |= ground.versions
 
 
 def announcement(request: Request, ground: Ground, arrival: str | None, wall_s: float) -> dict[str, Any]:
     """What is said before the first knob is touched."""
     job = request.config.job
     return {
-        "board": ground.board.file.name,
-        "base_mode": ground.board.base_mode.name,
+        "board": ground.name,
+        "base_mode": ground.base_mode,
         "rail": ground.meter.rail,
         "grid_size": len(ground.space),
         "axes": {axis.name: axis.values for axis in ground.space.axes},

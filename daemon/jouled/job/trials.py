@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jouled.board.apply import Actuator, ClocksPolicy
+from jouled.board.apply import ClocksPolicy
 from jouled.board.host import Host
-from jouled.board.pending import Why, clear_survived, note_apply
-from jouled.errors import ApplyError, SensorError, WorkloadDiedError, WorkloadError, WorkloadHungError
+from jouled.board.pending import Why
+from jouled.errors import OUT_OF_MEMORY, ApplyError, SensorError, WorkloadDiedError, WorkloadError, WorkloadHungError
 from jouled.job.measuring import Measurer, Taken, Wanted
+from jouled.job.modes import Modes
 from jouled.job.watch import SCATTER_RATIO
 from jouled.workload.runner import Runner
 from jouletune.errors import MeasurementError
@@ -38,6 +39,13 @@ log = logging.getLogger(__name__)
 
 _SILENT_PERIODS = 10.0
 _SILENT_S = 0.5
+# What a runner that says so would say again, in whatever mode (docs/workloads.md).
+_STAYS_SO = frozenset(
+    {
+        *("bad_spec", "plan_unreadable", "plan_invalid", "shape_outside_profile", "output_mismatch"),
+        *("no_tensorrt", "no_pycuda", "no_gpu", "inputs_invalid", "build_failed", OUT_OF_MEMORY),
+    }
+)
 
 
 @dataclass
@@ -91,28 +99,27 @@ class Trials:
         self,
         host: Host,
         space: Space,
-        actuator: Actuator,
+        modes: Modes,
         measurer: Measurer,
         runner: Runner,
         *,
         percentile: float,
-        fingerprint: Mapping[str, str],
         record: Callable[[Trial, Taken | None], None],
         on_applied: Callable[[int, ClocksPolicy], None],
         warn: Callable[[str], None] = log.warning,
     ) -> None:
         self._host = host
         self.space = space
-        self._actuator = actuator
+        self._modes = modes
         self._measurer = measurer
         self._runner = runner
         self.percentile = percentile
-        self._fingerprint = fingerprint
         self._record = record
         self._on_applied = on_applied
         self._warn = warn
         self._began_s = host.clock.monotonic_s()
         self._loaded: Variant | None = None
+        self._unloadable: dict[Variant, WorkloadError] = {}
         self.limits = Limits()
         self.may_repeat: Callable[[Trial], bool] = lambda _: True
         self.account = Account()
@@ -140,7 +147,8 @@ class Trials:
             self._keep(trial, taken)
             reason = trial.invalid
             in_danger = taken is not None and taken.alarm != ""
-            if reason is None or in_danger or not self.account.repeats.allows(reason, attempt):
+            is_hopeless = trial.candidate.variant in self._unloadable
+            if reason is None or in_danger or is_hopeless or not self.account.repeats.allows(reason, attempt):
                 return trial
             if not self.may_repeat(trial):
                 log.info("%s is not repeated: no time is left", reason.value)
@@ -183,6 +191,9 @@ class Trials:
         )
 
     def _judged(self, blank: Trial, policy: ClocksPolicy, plan: Plan) -> tuple[Trial, Taken | None]:
+        refused = self._unloadable.get(blank.candidate.variant)
+        if refused is not None:
+            return self._not_loaded(blank, refused), None
         try:
             self._apply(blank, policy)
         except ApplyError as error:
@@ -192,8 +203,15 @@ class Trials:
         except WorkloadError as error:
             if blank.index == self.space.reference:
                 raise
-            return replace(blank, invalid=Invalid.WORKLOAD_DIED, detail=f"not loaded: {error}"), None
+            if error.code in _STAYS_SO:
+                self._unloadable[blank.candidate.variant] = error
+            return self._not_loaded(blank, error), None
         return self._measured(blank, policy, plan)
+
+    def _not_loaded(self, blank: Trial, error: WorkloadError) -> Trial:
+        if error.code == OUT_OF_MEMORY:
+            return replace(blank, infeasible=Infeasible.MEMORY, detail=str(error))
+        return replace(blank, invalid=Invalid.WORKLOAD_DIED, detail=f"not loaded: {error}")
 
     def _measured(self, blank: Trial, policy: ClocksPolicy, plan: Plan) -> tuple[Trial, Taken | None]:
         """Of a candidate that is in force and loaded."""
@@ -220,25 +238,24 @@ class Trials:
         if taken.alarm:
             self._leave()
             return replace(blank, invalid=Invalid.THROTTLED, detail=taken.alarm), taken
-        clear_survived(self._host)
-        return self._weigh(blank, taken, self._actuator.verify(mode, policy)), taken
+        self._modes.survived()
+        return self._weigh(blank, taken, self._modes.verify(mode, policy)), taken
 
     def _apply(self, blank: Trial, policy: ClocksPolicy) -> None:
         is_reference = blank.index == self.space.reference
         why = Why.REFERENCE if is_reference else Why.TRIAL
-        note_apply(self._host, blank.candidate.mode, why=why, fingerprint=self._fingerprint)
-        self._actuator.apply(blank.candidate.mode, policy)
+        self._modes.enter(blank.candidate.mode, policy, why)
         self._on_applied(blank.index, policy)
 
     def _leave(self) -> None:
         """The board is in danger in this mode: back to the reference at once, and no load until it is not."""
         reference = self.space.candidates[self.space.reference]
-        note_apply(self._host, reference.mode, why=Why.REFERENCE, fingerprint=self._fingerprint)
-        self._actuator.apply(reference.mode, ClocksPolicy.CAPPED)
+        self._modes.enter(reference.mode, ClocksPolicy.CAPPED, Why.REFERENCE)
         self._measurer.cool_down()
 
     def _load(self, variant: Variant) -> None:
         if self._loaded != variant:
+            self._loaded = None  # whatever was loaded ends before
             self._runner.load(variant)
             self._loaded = variant
 

@@ -196,16 +196,16 @@ class Tuning:
 
     def _search(self, search: Search) -> ReasonCode:
         """Trials until the sampler, the budget or the time ends them: which of the three."""
-        since_reference = len(self._trials.account.trials)
+        since_reference = self._windows()
         while True:
-            spent = len(self._trials.account.trials)
+            spent = self._windows()
             if spent >= self._config.job.budget:
                 return ReasonCode.BUDGET
             if not self._has_time():
                 return ReasonCode.TIME
             if spent - since_reference >= REFERENCE_EVERY:
                 self._check_reference(search)
-                since_reference = len(self._trials.account.trials)
+                since_reference = self._windows()
                 continue
             index = search.ask()
             if index is None:
@@ -214,6 +214,10 @@ class Tuning:
 
     def _left_s(self) -> float:
         return self._config.job.max_duration_s - self._elapsed_s()
+
+    def _windows(self) -> int:
+        """Windows so far; a variant that did not fit into the memory has taken none."""
+        return sum(trial.infeasible is not Infeasibility.MEMORY for trial in self._trials.account.trials)
 
     def _has_time(self) -> bool:
         return self._left_s() >= self._request.reserve_s(self._mean_trial_s())
