@@ -29,7 +29,7 @@ exec {python} "$@"
 
 
 def setup(place: Place) -> Numbers:
-    """Wheels (those among the pieces) and paths for the host's python3; the driver's libraries where a loader finds them."""
+    """Wheels (some of the pieces) and paths for the python3 here; the driver's libraries where a loader finds them."""
     began_s = time.monotonic()
     wheels = sorted(place.pieces.glob("*.whl"))
     folder = place.at / "site"
