@@ -29,6 +29,7 @@ MARK = "JOULED_CHILD"
 BOARD_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _GRACE_S = 2.0
 _KILL_S = 5.0
+_KEPT = ("LD_LIBRARY_PATH",)
 _DEVICE_GROUPS = ("video", "render")  # those who may open the GPU
 
 
@@ -231,14 +232,15 @@ class Processes:
     ) -> Spawned:
         """Start a program that goes on beside us, in a session of its own, as `user`, who gets the GPU's groups too.
 
-        It inherits no descriptor and no variable; `environment` is added. Raises ToolAbsentError, ConfigError,
-        NotPermittedError.
+        It inherits no descriptor and no variable but LD_LIBRARY_PATH (in a container the driver's libraries are often
+        found by it alone); `environment` is added. Raises ToolAbsentError, ConfigError, NotPermittedError.
         """
         program = argv[0] if os.path.isabs(argv[0]) else shutil.which(argv[0], path=self.path)
         if program is None:
             raise ToolAbsentError(f"{argv[0]}: no such program on PATH {self.path}", argv=argv)
         identity = _identity(user)
         own = {"HOME": identity.home, "LC_ALL": "C.UTF-8"}
+        own |= {name: os.environ[name] for name in _KEPT if name in os.environ}
         log.debug("spawn %s", " ".join(argv))
         try:
             child = subprocess.Popen(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+
 from jouled.errors import WorkloadDiedError, WorkloadError, WorkloadHungError
 from jouled.virtual.clock import SimClock
 from jouled.virtual.kernel import Kernel
@@ -64,9 +66,12 @@ class VirtualRunner:
         self._machine.start_load(self._variant, self.arrival)
 
     def take(self) -> Completions:
-        """What has ended. Raises WorkloadDiedError, WorkloadHungError as its switches say."""
+        """What has ended; nothing after `pause`. Raises WorkloadDiedError, WorkloadHungError as its switches say."""
+        if self._variant is None:
+            raise WorkloadError("virtual workload: take() before load()")
         if not self._machine.is_loaded:
-            raise WorkloadError("virtual workload: take() before begin()")
+            empty = np.empty(0)
+            return Completions(empty, empty, empty, self._variant.batch)
         faults = self._machine.kernel.faults.all()
         ran_s = self._machine.clock.monotonic_s() - self._began_s
         if ran_s >= faults.get("workload_dies_s", float("inf")):
