@@ -2,9 +2,10 @@
 
     python3 bench/gpu_host.py --at DIR --out DIR [--deadline-s 510] STAGE [STAGE …]
 
-Stages, in order: setup begin-models smoke-meter smoke-command unpack models smoke-runner build bare sweep tune compare
-faults. Each writes OUT/STAGE.json at once; one that fails does not stop the next. DIR of --at keeps what stages hand to
-each other. With --standins DIR modules there stand in for TensorRT, pycuda and pynvml, and the figures mean nothing.
+Stages, in order: look setup smoke-meter smoke-command begin-models unpack models smoke-runner build bare sweep tune
+compare faults. Each writes OUT/STAGE.json at once; one that fails does not stop the next. The folder of --at keeps what
+stages hand to each other. With --standins DIR modules there stand in for TensorRT, pycuda and pynvml, and the figures
+mean nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from bench.gpu.place import Numbers, Place, import_path  # the line above makes 
 
 # Each stage is imported when its turn comes: before `setup` hardly anything can be.
 STAGES: Mapping[str, str] = {
+    "look": "setup:look",
     "setup": "setup:setup",
     "begin-models": "setup:begin_models",
     "smoke-meter": "meters:smoke_meter",

@@ -54,6 +54,28 @@ def setup(place: Place) -> Numbers:
     }
 
 
+def look(place: Place) -> Numbers:
+    """What the host is, before anything is put on it."""
+    commands = {
+        "loader": "ldconfig -p | grep -E 'libcuda.so|libnvidia-ml' || true",
+        "driver_folder": f"ls {DRIVER} {DRIVER}/lib64 2>&1 | head -40",
+        "gpu": "nvidia-smi || true",
+        "memory": "head -3 /proc/meminfo; df -h /tmp | tail -1",
+        "programs": "which python3 bash zstd ldconfig env nvcc || true",
+    }
+    numbers: Numbers = {name: call(place, ["sh", "-c", command], what=name) for name, command in commands.items()}
+    folder = Path(site.getsitepackages()[0])
+    numbers |= {
+        "python": sys.executable,
+        "site_packages": str(folder),
+        "may_write_there": os.access(folder, os.W_OK),
+        "library_path": os.environ.get("LD_LIBRARY_PATH"),
+        "cores": os.cpu_count(),
+        "versions": versions("numpy", "scipy", "nvidia-ml-py", "torch", "torchvision", "onnx"),
+    }
+    return numbers
+
+
 def driver_libraries() -> str:
     """Where libcuda and libnvidia-ml are found without any environment."""
     if _loads("libcuda.so.1") and _loads("libnvidia-ml.so.1"):
