@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CHILD = (
-    "import sys; sys.path += sys.argv[2:]; from jouled.board.nvml_child import main; sys.exit(main(int(sys.argv[1])))"
-)
+_CHILD = "import sys; sys.path.append(sys.argv[1]); from jouled.board.nvml_child import main; "
+_CHILD += "sys.exit(main(int(sys.argv[2]), sys.argv[3]))"
 COVERAGE = "GPU board, as NVML counts it"
 _PERIOD_S = 0.125  # four of them are a batch of 0.5 s (MEASUREMENT, "Errors")
 _AVERAGE_S = 1.0  # of PowerUsage, where there is no instant field
 _WIDE = 3.0
 
 
-def _argv(device: int) -> list[str]:
+def child_argv(device: int, pynvml: Path) -> list[str]:
     """Isolated, as a root process must be: nothing is imported from where it happens to stand."""
-    found = importlib.util.find_spec("pynvml")
-    if found is None or found.origin is None:
-        raise NotSupportedError("NVML: there is no Python module pynvml here", hint=INSTALL)
-    ours = Path(__file__).parents[2]
-    return [sys.executable, "-I", "-c", _CHILD, str(device), str(ours), str(Path(found.origin).parent)]
+    return [sys.executable, "-I", "-c", _CHILD, str(Path(__file__).parents[2]), str(device), str(pynvml)]
 
 
 def _start(processes: Processes, device: int) -> Spawned:
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    return processes.spawn(_argv(device), environment=kept)
+    found = importlib.util.find_spec("pynvml")
+    if found is None or found.origin is None:
+        raise NotSupportedError("NVML: there is no Python module pynvml here", hint=INSTALL)
+    kept = {
+        name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ
+    }  # the driver's, in containers
+    return processes.spawn(child_argv(device, Path(found.origin)), environment=kept)
 
 
 # --- what a job uses ----------------------------------------------------------------------------------------

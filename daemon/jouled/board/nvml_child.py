@@ -13,7 +13,7 @@ first of the new one.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import os
 import select
@@ -70,6 +70,10 @@ class Pace:
     def step_s(self) -> float | None:
         """The counter's step; None: not known (yet)."""
         return median(self._steps_s) if self._learned and self._steps_s else None
+
+    def resume(self) -> None:
+        """It was not looked at for a while: what comes next is no step after the last edge."""
+        self._began_s = self._last = None
 
     def note(self, edge: Edge) -> None:
         """An edge was seen."""
@@ -151,6 +155,7 @@ class Reader:
         verb, _, number = word.partition(" ")
         if verb == "start" and number.isdigit():
             self._run, self._last, self._unsaid = int(number), None, _Unsaid()
+            self._pace.resume()
             self._sample()
             self._tell(stopped=False)  # who asked waits for it
         elif verb == "stop" and self._run is not None:
@@ -234,9 +239,19 @@ class _Words:
         return word.decode("utf-8", "replace")
 
 
-def main(index: int) -> int:
+def _pynvml(path: str) -> Any:
+    """The very file that the parent found, wherever its Python finds it."""
+    spec = importlib.util.spec_from_file_location("pynvml", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["pynvml"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main(index: int, path: str) -> int:
     """0 when it was told to end, 1 with an `error` line where there is nothing to measure."""
-    nvml = importlib.import_module("pynvml")
+    nvml = _pynvml(path)
     try:
         device = Device(nvml, index, time.monotonic)
         about = device.about()
