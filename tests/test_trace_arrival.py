@@ -37,9 +37,10 @@ def test_name_of_the_column_comments_and_empty_lines_are_passed() -> None:
         ("", "at least two arrivals, some time apart, got 0 within 0 s"),
         ("5\n", "got 1 within 0 s"),
         ("5\n5\n5\n", "got 3 within 0 s"),
+        ("0\n80\n", "wanted a trace of at most 150 s, got 160.0 s: each window plays it twice"),
         ("0\n" + "1\n" * MOST_ARRIVALS, "wanted at most 200000 arrivals, got 200001"),
     ],
-    ids=["backwards", "word", "columns", "two-names", "nan", "inf", "empty", "one", "at-once", "endless"],
+    ids=["backwards", "word", "columns", "two-names", "nan", "inf", "empty", "one", "at-once", "long", "endless"],
 )
 def test_wrong_trace_is_said_with_its_line(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
@@ -69,7 +70,7 @@ def _first(arrival: Arrival, count: int) -> list[float]:
     return [i // each * arrival.period_s + arrival.times_s[i % each] for i in range(count)]
 
 
-@given(st.lists(st.integers(0, 50), min_size=2, max_size=9), st.integers(1, 8))
+@given(st.lists(st.integers(0, 10), min_size=2, max_size=9), st.integers(1, 8))
 def test_instances_share_a_trace_without_losing_or_doubling_a_request(gaps: list[int], n: int) -> None:
     times_s = [float(sum(gaps[:i])) for i in range(len(gaps))]
     if times_s[-1] == 0.0:

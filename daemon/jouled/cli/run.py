@@ -19,13 +19,14 @@ from jouled.board.grid import board_space
 from jouled.board.host import Host
 from jouled.board.process import Processes
 from jouled.board.sysfs import Sysfs
-from jouled.cli.site import TREE, overrides_of, state_home
+from jouled.cli.site import TREE, overrides_of, state_home, virtual_name
 from jouled.config import CONFIG_PATH, Config, check_owner, load
 from jouled.errors import StateError, UsageError
 from jouled.job.site import Site
 from jouled.service.face import Service
 from jouled.service.notify import Notifier, journal_handler
 from jouled.service.workers import ChildDoor, Door, SocketDoor
+from jouled.workload.variants import variants_of
 
 if TYPE_CHECKING:
     from jouled.board.board import Board
@@ -77,11 +78,12 @@ def _options(arguments: argparse.Namespace) -> _Options:
 
 def look_site(arguments: argparse.Namespace, config: Config) -> Site:
     """The board that the options name, its files alone: nothing can be written, no program started."""
-    make_space: Callable[[Board], Space] = lambda board: board_space(board, config.grid)  # noqa: E731
+    variants = variants_of(config.chosen())
+    make_space: Callable[[Board], Space] = lambda board: board_space(board, config.grid, variants)  # noqa: E731
     if arguments.virtual is not None:
         state_dir = arguments.state_dir or state_home() / str(arguments.virtual)
         _make_tree(state_dir / TREE, arguments.virtual, arguments.base_mode)
-        workload = f"virtual:{arguments.virtual_workload or 'yolov8s-640'}"
+        workload = virtual_name(arguments.virtual_workload or "yolov8s-640", config)
     elif arguments.table is not None:
         state_dir = arguments.state_dir or state_home() / f"recorded-{arguments.table.stem}"
         space = _recorded_space(arguments.table)

@@ -17,6 +17,7 @@ from jouled.cli.arguments import KEYS, options_of
 from jouled.config import CONFIG_PATH, Config, check_owner, load
 from jouled.errors import ConfigError, NotPermittedError, NotSupportedError, StateError, UsageError
 from jouled.job.site import Site
+from jouled.workload.variants import variants_of
 
 if TYPE_CHECKING:
     from jouled.workload.runner import Arrival
@@ -117,18 +118,20 @@ def _state_errors(state_dir: Path) -> Iterator[None]:
 
 def _virtual(arguments: argparse.Namespace) -> Site:
     from jouled.board.grid import board_space
+    from jouled.virtual.entry import virtual_plant
     from jouled.virtual.machine import VirtualMachine
     from jouled.virtual.runner import VirtualRunner
 
     config = read_config(arguments, is_real=False)
     _, state_dir = tree_of(arguments, str)
     workload = getattr(arguments, "virtual_workload", None) or "yolov8s-640"
+    entry = config.chosen()
     with _state_errors(state_dir):
         machine = VirtualMachine(
             state_dir / TREE,
             board=arguments.virtual,
             base_mode=arguments.base_mode,
-            workload=workload,
+            plant=virtual_plant(workload, entry),
             seed=getattr(arguments, "virtual_seed", None) or 0,
             on_reset="exit",
             wall_s=time.time,
@@ -136,13 +139,19 @@ def _virtual(arguments: argparse.Namespace) -> Site:
     return Site(
         host=machine.host(state_dir),
         config=config,
-        workload=f"virtual:{workload}",
-        make_space=lambda board: board_space(board, config.grid),
+        workload=virtual_name(workload, config),
+        make_space=lambda board: board_space(board, config.grid, variants_of(entry)),
         make_runner=lambda arrival: VirtualRunner(machine, arrival),
         options=options_of(arguments),
         reboot=machine.reboot,
         close=machine.close,
     )
+
+
+def virtual_name(workload: str, config: Config) -> str:
+    """What a job on a virtual board runs: the configuration's workload gives arrival and variants, never the load."""
+    name = f"virtual:{workload}"
+    return name if config.chosen() is None else f"{config.workload.default}, simulated by {name}"
 
 
 def _recorded(arguments: argparse.Namespace) -> Site:
@@ -210,6 +219,7 @@ def require_root(site: Site, verb: str) -> None:
 def arrival_of(arguments: argparse.Namespace, config: Config) -> Arrival:
     """How requests come: the option, the configuration's workload, else back to back. Raises ConfigError."""
     from jouled.workload.runner import Arrival
+    from jouled.workload.trace import read_trace
 
     if arguments.rate_hz is not None:
         if not 0.0 < arguments.rate_hz <= 100_000.0:
@@ -218,6 +228,6 @@ def arrival_of(arguments: argparse.Namespace, config: Config) -> Arrival:
     chosen = config.chosen()
     if chosen is None or chosen.arrival == "back_to_back":
         return Arrival()
-    if chosen.arrival == "trace":
-        raise ConfigError("arrival: this version knows rate and back_to_back, got trace", hint="leave trace out")
+    if chosen.arrival == "trace" and chosen.trace is not None:
+        return read_trace(Path(chosen.trace))
     return Arrival("rate", chosen.rate_hz)
