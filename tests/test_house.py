@@ -185,10 +185,21 @@ def test_help_works_where_no_heavy_library_can_be_imported() -> None:
     _run("-c", f"import sys; {blocked}; sys.argv = ['jouled', '--help']; from jouled.cli import main; main()")
 
 
+# Runs by itself, under JetPack's Python and beside JetPack's TensorRT: it may import nothing of ours, so it is one file.
+ALONE = ROOT / "daemon" / "jouled" / "workload" / "tensorrt_runner.py"
+
+
 def test_modules_hold_at_most_400_lines() -> None:
-    lengths = {path: len(path.read_text().splitlines()) for path in _files(".py")}
+    lengths = {path: len(path.read_text().splitlines()) for path in _files(".py") if path != ALONE}
     product = {path: length for path, length in lengths.items() if path.parts[len(ROOT.parts)] in ("daemon", "tuner")}
     assert {str(path): length for path, length in product.items() if length > 400} == {}
+
+
+def test_the_tensorrt_runner_is_one_file_for_python_3_8() -> None:
+    tree = ast.parse(ALONE.read_text(), str(ALONE), feature_version=(3, 8))
+    brought = {name for node in ast.walk(tree) for name in _named(node)}
+    assert {name.partition(".")[0] for name in brought} <= sys.stdlib_module_names
+    assert not any("jouled.workload.tensorrt_runner" in _imports(module) for module in _modules())
 
 
 def test_functions_hold_at_most_50_lines() -> None:
