@@ -105,3 +105,38 @@ def test_one_that_does_not_die_is_named(start: Start, mark: str, monkeypatch: py
     monkeypatch.setattr(orphans, "_WAIT_S", 0.001)
     with pytest.raises(StuckError, match=rf"{child.pid}.*no knob was written"):
         end_orphans(mark, ())
+
+
+def test_what_shares_the_workers_cgroup_is_killed_and_nobody_else(
+    start: Start, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = start(""), start("")
+    places = {mine.pid: "/system.slice/jouled-worker.service", os.getpid(): "/system.slice/jouled-worker.service"}
+    monkeypatch.setattr(orphans, "_cgroup_of", lambda pid: places.get(int(pid), ""))
+    assert end_orphans(mark, (), places[mine.pid]) == (mine.pid,)
+    assert mine.wait() == -9
+    assert other.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("memberships", "wanted"),
+    [
+        ("0::/system.slice/jouled-worker.service\n", "/system.slice/jouled-worker.service"),
+        ("0::/system.slice/jouled-worker.service/control\n", "/system.slice/jouled-worker.service"),
+        (
+            "4:memory:/system.slice/jouled-worker.service\n1:name=systemd:/system.slice/jouled-worker.service\n0::/\n",
+            "/system.slice/jouled-worker.service",
+        ),
+        ("4:memory:/system.slice/jouled-worker.service\n1:name=systemd:/user.slice\n0::/\n", ""),
+        ("0::/user.slice/user-1000.slice/session-3.scope\n", ""),
+        ("0::/system.slice/jouled.service\n", ""),
+        ("0::/system.slice/not-jouled-worker.service\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_workers_cgroup_is_told_from_a_shells(memberships: str, wanted: str) -> None:
+    assert orphans.worker_cgroup(memberships) == wanted
+
+
+def test_a_test_is_not_in_the_workers_cgroup() -> None:
+    assert orphans.own_cgroup() == ""

@@ -1,4 +1,9 @@
-"""Ends what a dead job has left running, before anybody writes a knob beside it."""
+"""Ends what a dead job has left running, before anybody writes a knob beside it.
+
+What is meant: processes that carry the job's mark, children that its snapshot names and, where this process runs in
+the worker's own unit, everything else in that unit's cgroup. A child that forked twice and emptied its environment is
+found by the last alone.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ import select
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from jouled.board.process import MARK, Child, is_uninterruptible, start_ticks
@@ -18,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _WAIT_S = 5.0
 _ROUNDS = 20  # a child may fork between the look and the kill
+_WORKER_UNIT = "jouled-worker.service"
 
 
 def _is_dead(pid: int) -> bool:
@@ -43,26 +50,77 @@ def _marked(mark: str) -> Iterator[int]:
             yield int(folder.name)
 
 
-def _is_meant(pid: int, mark: str, children: tuple[Child, ...]) -> bool:
-    """Of the dead job, and alive."""
-    if pid == os.getpid() or _is_dead(pid):
-        return False
-    return (mark != "" and _carries(pid, mark)) or Child(pid, start_ticks(pid) or 0) in children
+def worker_cgroup(memberships: str) -> str:
+    """The path of the worker's unit in the text of a /proc/PID/cgroup; "" for a process that is not in it.
+
+    systemd's own hierarchy counts: `0::PATH`, or `N:name=systemd:PATH` beside the controllers of cgroup v1 (L4T 35).
+    """
+    for line in memberships.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        names = path.split("/")
+        if (number == "0" or controllers == "name=systemd") and _WORKER_UNIT in names:
+            return "/".join(names[: names.index(_WORKER_UNIT) + 1])
+    return ""
 
 
-def find_orphans(mark: str, children: tuple[Child, ...]) -> tuple[int, ...]:
-    """Living processes that carry `mark` in their environment or are among `children`; never this one."""
-    found = (set(_marked(mark)) if mark else set()) | {child.pid for child in children}
-    return tuple(sorted(pid for pid in found if _is_meant(pid, mark, children)))
+def _cgroup_of(pid: int | str) -> str:
+    try:
+        return worker_cgroup(Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace"))
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
-def _kill(pid: int, mark: str, children: tuple[Child, ...]) -> int | None:
+def own_cgroup() -> str:
+    """The worker unit's cgroup where this process is in it: everything else there is the job's. "" anywhere else:
+    a shell that types `jouled restore` is not to be killed by it."""
+    return _cgroup_of("self")
+
+
+def _of_cgroup(cgroup: str) -> Iterator[int]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and _cgroup_of(folder.name) == cgroup:
+            yield int(folder.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """Which processes are the dead job's; an empty mark or cgroup means nobody."""
+
+    mark: str = ""
+    children: tuple[Child, ...] = ()
+    cgroup: str = ""
+
+    def holds(self, pid: int) -> bool:
+        """Is it one of them, and alive? Never this process."""
+        if pid == os.getpid() or _is_dead(pid):
+            return False
+        if self.mark and _carries(pid, self.mark):
+            return True
+        return Child(pid, start_ticks(pid) or 0) in self.children or (
+            self.cgroup != "" and _cgroup_of(pid) == self.cgroup
+        )
+
+    def find(self) -> tuple[int, ...]:
+        """All that live now."""
+        found = {child.pid for child in self.children}
+        found |= set(_marked(self.mark)) if self.mark else set()
+        found |= set(_of_cgroup(self.cgroup)) if self.cgroup else set()
+        return tuple(sorted(pid for pid in found if self.holds(pid)))
+
+
+def find_orphans(mark: str, children: tuple[Child, ...], cgroup: str = "") -> tuple[int, ...]:
+    """Living processes that carry `mark` in their environment, are among `children` or in `cgroup`; never this one."""
+    return Meant(mark, children, cgroup).find()
+
+
+def _kill(pid: int, meant: Meant) -> int | None:
     """The pidfd of what was killed: it pins the process, so a pid given to another since is never hit."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-    if not _is_meant(pid, mark, children):
+    if not meant.holds(pid):
         os.close(descriptor)
         return None
     log.warning("SIGKILL to pid %d, which the last job left", pid)
@@ -83,8 +141,8 @@ def _wait(descriptors: set[int]) -> None:
             waiting.discard(descriptor)
 
 
-def _kill_and_wait(pids: tuple[int, ...], mark: str, children: tuple[Child, ...]) -> None:
-    killed = {descriptor for pid in pids if (descriptor := _kill(pid, mark, children)) is not None}
+def _kill_and_wait(pids: tuple[int, ...], meant: Meant) -> None:
+    killed = {descriptor for pid in pids if (descriptor := _kill(pid, meant)) is not None}
     try:
         _wait(killed)
     finally:
@@ -92,15 +150,16 @@ def _kill_and_wait(pids: tuple[int, ...], mark: str, children: tuple[Child, ...]
             os.close(descriptor)
 
 
-def end_orphans(mark: str, children: tuple[Child, ...]) -> tuple[int, ...]:
+def end_orphans(mark: str, children: tuple[Child, ...], cgroup: str = "") -> tuple[int, ...]:
     """SIGKILL them, wait, and return the pids that were ended. Raises StuckError when one does not die."""
     ended: set[int] = set()
-    pids = find_orphans(mark, children)
+    meant = Meant(mark, children, cgroup)
+    pids = meant.find()
     for _ in range(_ROUNDS):
         if not pids:
             return tuple(sorted(ended))
-        _kill_and_wait(pids, mark, children)
-        left = find_orphans(mark, children)
+        _kill_and_wait(pids, meant)
+        left = meant.find()
         ended |= set(pids) - set(left)
         if set(pids) <= set(left):
             break  # none of them has died

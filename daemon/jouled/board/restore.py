@@ -17,7 +17,7 @@ from jouled.board.applied import Applied, delete_applied, read_applied, write_ap
 from jouled.board.host import Host
 from jouled.board.knobs import CONF_PATH_PATH, differences, nvpmodel_files, put_back, repair_status
 from jouled.board.lock import hold_board
-from jouled.board.orphans import end_orphans
+from jouled.board.orphans import end_orphans, own_cgroup
 from jouled.board.pending import clear_pending, pending_path
 from jouled.board.snapshot import (
     Snapshot,
@@ -113,7 +113,7 @@ def _put_back_winner(host: Host, snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def _of_this_boot(host: Host, snapshot: Snapshot) -> RestoreReport:
-    killed = end_orphans(snapshot.mark, snapshot.children)
+    killed = end_orphans(snapshot.mark, snapshot.children, own_cgroup())
     changed = tuple(differences(host.sysfs, snapshot.knobs).values())
     put_back(host.sysfs, snapshot.knobs, why="restore")
     started, warnings = start_units(host, snapshot.stopped_units)  # also where a knob does not obey
@@ -128,7 +128,7 @@ def _of_this_boot(host: Host, snapshot: Snapshot) -> RestoreReport:
 
 def _of_other_boot(host: Host, snapshot: Snapshot) -> RestoreReport:
     """The reboot has put the knobs back; only nvpmodel's files can still be another mode's."""
-    killed = end_orphans(snapshot.mark, ())  # pids of another boot say nothing
+    killed = end_orphans(snapshot.mark, (), own_cgroup())  # pids of another boot say nothing
     changed = tuple(differences(host.sysfs, nvpmodel_files(snapshot.knobs)).values())
     left = repair_status(host.sysfs, snapshot.knobs)
     if left:
