@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import socket
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from jouled.errors import ConfigError
-from jouled.service import workers
+from jouled.service import notify, workers
 from jouled.service.workers import ChildDoor, SocketDoor, WorkerBusy, WorkerDied, ask, converse
 from jouled.state import Conflict, Failed, Refused, Unavailable
 from jouled.worker.protocol import ProtocolError
@@ -289,8 +290,6 @@ def test_systemd_is_told_by_datagrams(tmp_path: Path, *, is_abstract: bool) -> N
 
 
 def test_systemd_python_sends_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jouled.service import notify
-
     package = tmp_path / "systemd"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -327,3 +326,28 @@ def test_the_watchdog_is_fed_only_where_systemd_waits_for_it(usec: str, pid: str
     from jouled.service.notify import Notifier
 
     assert Notifier({"WATCHDOG_USEC": usec, "WATCHDOG_PID": pid}).has_watchdog is wanted
+
+
+def test_lines_without_systemd_python_still_say_their_priority() -> None:
+    formatter = notify.PriorityFormatter()
+
+    def line(level: int, text: str) -> str:
+        return formatter.format(logging.LogRecord("jouled.x", level, "", 1, text, (), None))
+
+    assert line(logging.INFO, "state idle") == "<6>jouled.x: state idle"
+    assert line(logging.ERROR, "two\nlines") == "<3>jouled.x: two\n<3>lines"
+    assert [line(level, "")[:3] for level in (logging.DEBUG, logging.WARNING, logging.CRITICAL)] == [
+        "<7>",
+        "<4>",
+        "<2>",
+    ]
+
+
+def test_the_journal_is_told_from_a_file_that_stderr_was_sent_to(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as file:
+        found = os.fstat(file.fileno())
+        right = f"{found.st_dev}:{found.st_ino}"
+        assert notify.is_journal(file.fileno(), {"JOURNAL_STREAM": right})
+        assert not notify.is_journal(file.fileno(), {"JOURNAL_STREAM": f"{right}0"})
+        assert not notify.is_journal(file.fileno(), {})
+    assert not notify.is_journal(-1, {"JOURNAL_STREAM": right})

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from jouled.cli.arguments import here, make_parser, options_of
+from jouled.cli.log import error_mark, set_up_log
 from jouled.cli.service_arguments import is_for_service
 from jouled.errors import JouledError
 from jouletune.errors import JouletuneError, SpaceError
@@ -40,7 +41,7 @@ def _main(argv: Sequence[str] | None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without ± and µ is no reason to fail
     arguments = make_parser().parse_args(argv)
     level = _LEVELS[min(arguments.verbose, len(_LEVELS) - 1)]
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    set_up_log(level, "jouled-worker" if arguments.verb in ("worker", "restore") else "jouled")
     try:
         return _run(arguments)
     except KeyboardInterrupt:
@@ -110,8 +111,7 @@ def _say(arguments: argparse.Namespace, error: Exception, *, hint: str) -> None:
     if getattr(arguments, "json", False):
         print(json.dumps({"schema": 1, "error": {"kind": type(error).__name__, "text": str(error), "hint": hint}}))
     first, *rest = str(error).splitlines() or [type(error).__name__]
-    print(f"jouled {arguments.verb}: {first}", file=sys.stderr)
-    for line in rest:
-        print(f"  {line}", file=sys.stderr)
-    if hint:
-        print(f"  to do: {hint}", file=sys.stderr)
+    lines = [f"jouled {arguments.verb}: {first}", *(f"  {line}" for line in rest)]
+    lines += [f"  to do: {hint}"] if hint else []
+    mark = error_mark()
+    print("\n".join(mark + line for line in lines), file=sys.stderr)

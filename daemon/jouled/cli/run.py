@@ -19,12 +19,13 @@ from jouled.board.grid import board_space
 from jouled.board.host import Host
 from jouled.board.process import Processes
 from jouled.board.sysfs import Sysfs
+from jouled.cli.log import lacks_journal_fields
 from jouled.cli.site import TREE, overrides_of, state_home, virtual_name
 from jouled.config import CONFIG_PATH, Config, check_owner, load
 from jouled.errors import StateError, UsageError
 from jouled.job.site import Site
 from jouled.service.face import Service
-from jouled.service.notify import Notifier, journal_handler
+from jouled.service.notify import Notifier
 from jouled.service.workers import ChildDoor, Door, SocketDoor
 from jouled.workload.variants import variants_of
 
@@ -144,13 +145,13 @@ def _worker_argv(arguments: argparse.Namespace, descriptor: int) -> Sequence[str
 def run(arguments: argparse.Namespace) -> int:
     """Serve until told to stop. Raises ConfigError, UsageError, StateError."""
     notifier = Notifier()
-    handler = journal_handler() if "JOURNAL_STREAM" in os.environ else None
-    _log_by(handler)
+    root = logging.getLogger()
+    root.setLevel(min(root.level, logging.INFO))  # decisions and changes are always logged
     options = _options(arguments)
     config = options.config()
     _warn_of_unbuilt(config)
     site = look_site(arguments, config)
-    asyncio.run(_serve(arguments, options, site, notifier, journal_fields=handler is not None))
+    asyncio.run(_serve(arguments, options, site, notifier, journal_fields=not lacks_journal_fields()))
     return 0
 
 
@@ -160,14 +161,6 @@ def _warn_of_unbuilt(config: Config) -> None:
         log.warning("metrics.textfile: not in this version yet; scrape metrics.listen instead")
     if config.metrics.energy_counter_hz > 0.0:
         log.warning("metrics.energy_counter_hz: not in this version yet; jouled_energy_joules_total is absent")
-
-
-def _log_by(handler: logging.Handler | None) -> None:
-    """Decisions and changes are always logged; to the journal with their fields, where that can be."""
-    root = logging.getLogger()
-    if handler is not None:
-        root.handlers[:] = [handler]
-    root.setLevel(min(root.level, logging.INFO))
 
 
 async def _serve(

@@ -17,6 +17,7 @@ APPLIED = "applied"
 ROLLED_BACK = "rolled_back"
 RESTORED = "restored"
 AS_FOUND = "as found"
+_TOLD = ("event", "from", "to", "why", "who")  # in the log, and as fields in the journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,5 +49,7 @@ class Change:
 def keep_change(host: Host, change: Change, **more: Any) -> None:
     """Write both lines; the ledger's is on the disk on return. Raises StateError."""
     line = change.line(host.clock.wall_s(), **more)
-    log.info("%s: %s -> %s (%s), asked by %s", line["event"], line["from"], line["to"], line["why"], line["who"])
+    told = [line[name] for name in _TOLD]
+    fields = {f"JOULED_{name.upper()}": value for name, value in zip(_TOLD, told, strict=True) if value is not None}
+    log.info("%s: %s -> %s (%s), asked by %s", *told, extra=fields)
     Ledger(host.state_dir).append(line)

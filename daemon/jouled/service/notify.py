@@ -1,7 +1,7 @@
-"""What systemd is told: readiness, a line of status, the watchdog's pulse. Without systemd nothing is sent.
+"""What systemd is told: readiness, a line of status, the watchdog's pulse, the log. Without systemd nothing is sent.
 
 systemd-python sends it where it is installed; else a datagram does the same (sd_notify(3)). The journal's fields need
-systemd-python, and nothing stands in for them.
+systemd-python; without it the lines on stderr still say their priority (sd-daemon(3)).
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import importlib
 import logging
 import os
 import socket
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 log = logging.getLogger(__name__)
 
+_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 _OWN = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
@@ -97,10 +98,28 @@ class Notifier:
         self.tell(f"EXTEND_TIMEOUT_USEC={round(duration_s * 1e6)}")
 
 
-def journal_handler() -> logging.Handler | None:
+def is_journal(descriptor: int, environ: Mapping[str, str]) -> bool:
+    """Is it what systemd connected to the journal (JOURNAL_STREAM of systemd.exec(5)), and not redirected since?"""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+def journal_handler(identifier: str = "jouled") -> logging.Handler | None:
     """Sends log records with their fields (`extra={"JOULED_…": …}`) to the journal; None without systemd-python."""
     journal = _installed("journal")
     if journal is None:
         return None
-    handler: logging.Handler = journal.JournalHandler(SYSLOG_IDENTIFIER="jouled")
+    handler: logging.Handler = journal.JournalHandler(SYSLOG_IDENTIFIER=identifier)
     return handler
+
+
+class PriorityFormatter(logging.Formatter):
+    """`<6>logger: message`: systemd takes the number off and keeps it as the line's priority. For lines on stderr."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        least = next((number for level, number in _PRIORITIES if record.levelno >= level), 7)
+        lines = f"{record.name}: {super().format(record)}".splitlines()
+        return "\n".join(f"<{least}>{line}" for line in lines)
