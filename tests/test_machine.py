@@ -710,15 +710,12 @@ def test_truth_of_a_mode_is_that_of_the_tree_in_it(machine: VirtualMachine) -> N
     assert machine.truth(mode, "locked").energy_j == pytest.approx(here.energy_j)
 
 
-def test_the_wall_clock_is_set_anew_by_who_opens_the_board_and_never_back(tmp_path: Path) -> None:
+def test_the_wall_clock_is_that_of_who_opens_the_board_however_long_the_board_thinks_it_was(tmp_path: Path) -> None:
     now_s = 1_800_000_000.0
     machine = VirtualMachine(tmp_path, wall_s=lambda: now_s)
-    assert machine.clock.wall_s() == pytest.approx(now_s)
-    machine.clock.sleep(100.0)
+    machine.clock.sleep(1000.0)
+    assert machine.clock.wall_s() == now_s
     machine.close()
-    again = VirtualMachine(tmp_path, wall_s=lambda: now_s + 10.0)
-    assert again.clock.wall_s() == pytest.approx(now_s + 100.0)
+    again = VirtualMachine(tmp_path)  # without one it is simulated, and never behind what it was
+    assert again.clock.wall_s() >= now_s + 1000.0
     again.close()
-    later = VirtualMachine(tmp_path, wall_s=lambda: now_s + 5000.0)
-    assert later.clock.wall_s() == pytest.approx(now_s + 5000.0)
-    later.close()

@@ -40,10 +40,21 @@ class SimTicker:
 
 
 class SimClock:
-    """A clock of the product's kind that a machine advances. `passes(to_s)` is called before time goes on to `to_s`."""
+    """A clock of the product's kind that a machine advances. `passes(to_s)` is called before time goes on to `to_s`.
 
-    def __init__(self, *, start_s: float, boot_wall_s: float, passes: Callable[[float], None]) -> None:
+    `wall_s`: what the wall clock shows instead of simulated time, for files that a real daemon reads beside it.
+    """
+
+    def __init__(
+        self,
+        *,
+        start_s: float,
+        boot_wall_s: float,
+        passes: Callable[[float], None],
+        wall_s: Callable[[], float] | None = None,
+    ) -> None:
         self.boot_wall_s = boot_wall_s
+        self._wall_s = wall_s
         self._now_s = start_s
         self._passes = passes
         self._tickers: list[SimTicker] = []
@@ -59,7 +70,7 @@ class SimClock:
 
     def wall_s(self) -> float:
         """Unix time of the virtual board."""
-        return self.boot_wall_s + self._now_s
+        return self.boot_wall_s + self._now_s if self._wall_s is None else self._wall_s()
 
     def sleep(self, duration_s: float) -> None:
         """Let `duration_s` pass; ticks that fall due before its end happen on the way, in order."""

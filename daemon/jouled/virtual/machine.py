@@ -73,7 +73,7 @@ class VirtualMachine:
     `base_mode` is used for a new tree only. `plant` replaces the layer plant of `workload`. `programs`: "children" are
     real processes. `on_reset`: "raise" BoardReset, or "exit" this process as a reset would (status 137). Raises
     UsageError where another board lies there, StateError where the tree is damaged. `wall_s`: what the board's wall
-    clock is set by whenever it is opened; without it runs repeat to the second.
+    clock shows, for a daemon that stands beside it; without it runs repeat to the second.
     """
 
     plant: Plant
@@ -114,7 +114,7 @@ class VirtualMachine:
         boot_wall_s = state["boot_wall_s"]
         if wall_s is not None:  # never behind what it was: its files hold times
             boot_wall_s = max(boot_wall_s, wall_s() - state["boottime_s"])
-        self.clock = SimClock(start_s=state["boottime_s"], boot_wall_s=boot_wall_s, passes=self._pass)
+        self.clock = SimClock(start_s=state["boottime_s"], boot_wall_s=boot_wall_s, passes=self._pass, wall_s=wall_s)
         self.sensors = Sensors(self)
         self.sysfs = VirtualSysfs(root, live=self.sensors.read, alive=self.check_alive)
         self._start(state["temperature_c"])
