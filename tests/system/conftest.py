@@ -241,6 +241,22 @@ class Container:
         """Is there such a process in the machine?"""
         return (self.inside / "proc" / str(pid)).exists()
 
+    def outer_pid(self, pid: int) -> int:
+        """What a process of the machine is called outside of it."""
+        namespace = os.readlink(f"/proc/{self._leader()}/ns/pid")
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if folder.name.isdigit() and os.readlink(folder / "ns/pid") == namespace:
+                    numbers = (folder / "status").read_text().partition("\nNSpid:")[2].splitlines()[0].split()
+                    if int(numbers[-1]) == pid:
+                        return int(folder.name)
+        raise AssertionError(f"there is no pid {pid} in the machine")
+
+    def fields(self, *match: str) -> list[dict[str, Any]]:
+        """The journal's entries since boot that match, whole."""
+        out = self.run("journalctl", "--no-pager", "--output=json", *match, code=None).stdout
+        return [json.loads(line) for line in out.splitlines()]
+
     def journal(self) -> str:
         """What the units have logged since boot."""
         argv = ("journalctl", "--no-pager", "-o", "short-monotonic", "-u", "jouled*")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +24,8 @@ MOMENTS: tuple[dict[str, Any], ...] = (
         for after_s in (1.0, 5.0, 20.0, 45.0, 80.0, 120.0, 170.0, 230.0, 300.0, 360.0)
     ),
 )
+LEFT = "/usr/bin/sleep 987654"
+MEMORY = Path("/sys/fs/cgroup/memory")
 WATCHED = "[Service]\nWatchdogSec=4\n"
 
 
@@ -151,6 +155,59 @@ def test_the_watchdog_ends_what_is_blocked_and_nothing_else(service: Container) 
     settle(service, stock)
     assert main_pid(service, "jouled.service") == daemon
     assert service.journal().count("Watchdog timeout") == 2
+
+
+def hold_a_job(service: Container, after_s: float = 80.0) -> int:
+    """A job begins and stands still in its windows; the worker's pid."""
+    service.faults(hold={"by": "clock", "after_s": after_s})
+    service.retune(latency_bound_ratio=1.4)
+    wait_for_hold(service)
+    return main_pid(service, "jouled-worker.service")
+
+
+def test_a_child_without_any_mark_does_not_outlive_the_worker(service: Container) -> None:
+    """Forked twice, in a session of its own, with nothing in its environment: only the unit's cgroup knows it."""
+    stock = service.knobs()
+    worker = hold_a_job(service)
+    group = service.show("jouled-worker.service", "ControlGroup")["ControlGroup"]
+    fork = f"echo $$ >/sys/fs/cgroup{group}/cgroup.procs; exec env -i setsid --fork {LEFT} >/dev/null 2>&1"
+    service.run("sh", "-c", fork)
+    left = int(service.wait_for(lambda: service.run("pgrep", "-f", f"^{LEFT}$", code=None).stdout, "child"))
+    assert service.read(f"/proc/{left}/environ") == ""
+    assert group in str(service.read(f"/proc/{left}/cgroup"))
+    # systemd itself would end it, too, but only after ExecStopPost=: not while the knobs are put back.
+    service.put("/etc/systemd/system/jouled-worker.service.d/slow.conf", "[Service]\nSendSIGKILL=no\n")
+    service.run("systemctl", "daemon-reload")
+    service.run("kill", "-9", str(worker))
+    service.run("touch", RELEASE)
+    settle(service, stock)
+    assert not service.is_running(left)
+    assert f"SIGKILL to pid {left}, which the last job left" in service.journal()
+
+
+def test_a_worker_that_a_full_memory_ends_leaves_the_board_as_found(service: Container, tmp_path: Path) -> None:
+    """The kernel's own OOM killer, in a memory cgroup that has no room for one page more."""
+    if not (MEMORY / "memory.oom_control").exists():
+        pytest.skip("needs the memory controller of cgroup v1")
+    stock = service.knobs()
+    daemon = main_pid(service, "jouled.service")
+    worker = hold_a_job(service)
+    full = MEMORY / f"jouled-test-{os.getpid()}-{tmp_path.name}"
+    full.mkdir()
+    try:
+        (full / "memory.limit_in_bytes").write_text("4096")
+        (full / "cgroup.procs").write_text(str(service.outer_pid(worker)))
+        service.run("touch", RELEASE)
+        wait_for_end(service, worker)
+        assert "oom_kill 1\n" in (full / "memory.oom_control").read_text()
+    finally:
+        service.wait_for(lambda: not (full / "cgroup.procs").read_text(), "empty cgroup")
+        full.rmdir()
+    status = settle(service, stock)
+    assert status["in_force"]["source"] == "reference"
+    assert status["last_job"]["outcome"] == "interrupted"
+    assert main_pid(service, "jouled.service") == daemon
+    assert "status=9/KILL" in service.journal()
 
 
 def test_stop_stays_stopped(service: Container) -> None:
