@@ -513,6 +513,37 @@ def read_origin_knobs(bench: Bench) -> dict[str, str]:
     return dict(origin.knobs.values)
 
 
+@pytest.mark.parametrize(("longest_s", "tries"), [(1800.0, 3), (140.0, 1)])
+def test_reference_is_tried_again_only_while_there_is_time(bench: Bench, longest_s: float, tries: int) -> None:
+    bench.faults(workload_dies_s=15.0)
+    result = bench.run(job__max_duration_s=longest_s)
+    assert (result.outcome, result.reason_code) == ("workload_failed", "workload_died")
+    assert result.measurements == tries
+    assert result.duration_s < longest_s
+
+
+@pytest.mark.parametrize(("spare_s", "tries"), [(5.0, 1), (60.0, 3)])
+def test_repeat_of_a_trial_does_not_take_the_finals_time(tmp_path: Path, spare_s: float, tries: int) -> None:
+    """Jobs alike but for their time: after the reference one has 5 s beyond what the finals need, one has 60 s."""
+
+    def run(folder: Path, longest_s: float) -> Bench:
+        bench = Bench(folder)
+        bench.run(
+            job__max_duration_s=longest_s,
+            job__budget=4,
+            on_event=on_trial(1, lambda: bench.faults(workload_dies_s=10.0)),
+        )
+        return bench
+
+    first = run(tmp_path / "first", 1800.0)
+    reference = next(event for event in first.events if event["event"] == "trial")
+    reserve_s = 12 * (reference["trial"]["duration_s"] - 10.0) + 60.0 + 60.0
+    began_s = first.events[0]["t_s"]
+    second = run(tmp_path / "second", reference["t_s"] - began_s + reserve_s + spare_s)
+    searched = [trial for trial in second.trials() if trial["purpose"] == "search"]
+    assert [trial["invalid"] for trial in searched] == ["workload_died"] * tries
+
+
 def test_rate_that_the_own_mode_cannot_reach_ends_after_its_window(bench: Bench) -> None:
     result = bench.run(arrival=Arrival("rate", 1000.0))
     assert (result.outcome, result.reason_code) == ("no_feasible", "rate_not_reached")
