@@ -29,7 +29,7 @@ from jouled.board.winner import read_winner, winner_path, write_winner
 from jouled.config import load
 from jouled.errors import ConfigError, StateError, UsageError
 from jouled.job.site import Site
-from jouled.ledger import Ledger
+from jouled.ledger import Ledger, encode_line
 from jouled.service import loop as service_loop
 from jouled.service.face import Service
 from jouled.service.notify import Notifier
@@ -296,6 +296,34 @@ def test_an_untouched_board_is_in_its_reference_and_nothing_is_asked_of_the_work
 
     live(machine, work)
     assert machine.heard == []
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "daemon/requests.jsonl"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"event": "request", "verb": "retune", "job": "ffffffffffff", "request": [], "who": 1},
+        {"event": "ended", "job": "ffffffffffff", "outcome": "tuned", "reason": "none"},
+        {"event": "ended", "job": "ffffffffffff", "outcome": ["tuned"]},
+        {"event": "finished", "job": "ffffffffffff", "result": {"outcome": "tuned", "winner": {"mode": 1}}},
+        {"event": "finished", "job": "ffffffffffff", "result": {"outcome": "tuned", "disturbed_s": "long"}},
+        {"event": "finished", "job": "ffffffffffff", "result": {"outcome": "tuned", "saving_interval": [1]}},
+        {"event": "trial", "job": "ffffffffffff", "trial": [1]},
+        {"event": "job_started", "job": "ffffffffffff", "wall_s": "now"},
+        {"event": "applied", "to": 1, "wall_s": None},
+        {"no": "event"},
+    ],
+)
+def test_a_line_whose_checksum_fits_and_whose_types_do_not_is_passed_over(
+    machine: Machine, name: str, line: dict[str, Any]
+) -> None:
+    service = _service(machine)
+    path = machine.folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(encode_line(line))
+    service.look()
+    assert any("damaged" in text for text in service.status().warnings)
+    assert service.history(10) == []
 
 
 def test_a_look_discovers_the_board_only_when_something_it_rests_on_has_changed(machine: Machine) -> None:

@@ -18,7 +18,6 @@ from jouled.errors import ConfigError
 from jouled.service import notify, workers
 from jouled.service.workers import ChildDoor, SocketDoor, WorkerBusy, WorkerDied, ask, converse
 from jouled.state import Conflict, Failed, Refused, Unavailable
-from jouled.worker.protocol import ProtocolError
 
 HELLO = b'{"hello": {"protocol": 1, "version": "0.1.0", "pid": 4711}}\n'
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -165,8 +164,52 @@ def test_what_is_no_hello_is_no_worker_of_ours(tmp_path: Path) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(_line({"hi": 1}))
 
-    with pytest.raises(ProtocolError, match="hello"):
-        _with_worker(tmp_path / "w", serve, lambda door: converse(door, patience_s=0))
+    with pytest.raises(Unavailable, match="hello"):
+        _with_worker(tmp_path / "w", serve, lambda door: converse(door, patience_s=60))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *(b"garbage\n", b"\n", b"[]\n", b"\xff\n", b"{\n", b"x" * 70_000),
+        *(b'{"hello": 1}\n', b'{"hello": {"protocol": 1, "pid": "x"}}\n', b'{"busy": {"pid": []}}\n', b'{"busy": 3}\n'),
+    ],
+)
+def test_a_greeting_that_is_garbled_is_no_worker_and_not_the_clients_mistake(tmp_path: Path, said: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+
+    with pytest.raises(Unavailable, match="does not speak the protocol"):
+        _with_worker(tmp_path / "w", serve, lambda door: ask(door, {"command": "verify"}, patience_s=60))
+
+
+def test_a_worker_of_another_protocol_is_not_spoken_to(tmp_path: Path) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(_line({"hello": {"protocol": 2, "version": "9", "pid": 1}}))
+
+    with pytest.raises(Unavailable, match="protocol 1") as caught:
+        _with_worker(tmp_path / "w", serve, lambda door: converse(door, patience_s=60))
+    assert "restart jouled" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *(b"garbage\n", b"[]\n", b"{}\n", b'{"event": 5}\n'),
+        _line({"event": "phase", "phase": {}}),
+        _line({"event": "job_started", "expected_s": "soon"}),
+        _line({"event": "finished", "ok": True, "result": [1]}),
+        _line({"event": "finished", "ok": True, "result": {"outcome": [], "reason": "x"}}),
+        _line({"event": "finished", "ok": True, "result": {"reason": "x"}}),
+        _line({"event": "finished", "ok": True, "result": {"mismatches": 1}}),
+        _line({"event": "finished", "ok": False, "error": "x"}),
+        _line({"event": "finished", "ok": False, "error": {"exit_code": "x"}}),
+        _line({"event": "finished", "ok": False, "error": {"kind": 1}}),
+    ],
+)
+def test_an_answer_that_is_garbled_is_a_workers_death(tmp_path: Path, said: bytes) -> None:
+    with pytest.raises(WorkerDied, match=r"pid 4711\) does not speak the protocol"):
+        _with_worker(tmp_path / "w", _answers(said), lambda door: ask(door, {"command": "verify"}, patience_s=0))
 
 
 def test_death_before_the_end_is_seen(tmp_path: Path) -> None:
@@ -207,7 +250,7 @@ def test_lines_may_be_cut_anywhere_and_may_not_be_endless(tmp_path: Path) -> Non
         await reader.readline()
         writer.write(b"x" * (65 << 10))
 
-    with pytest.raises(ProtocolError, match="longer"):
+    with pytest.raises(WorkerDied, match="longer"):
         _with_worker(tmp_path / "w", serve, lambda door: ask(door, {"command": "x"}, patience_s=0))
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jouled.ledger import decode_line
+from jouled.service.told import check_line
 from jouled.state import Counters, LastJob
 from jouletune.space import Candidate
 
@@ -60,7 +61,7 @@ class Tail:
                 return  # still being written, or torn: the next look sees it whole, or the next job sets it aside
             self._offset += len(line)
             try:
-                yield decode_line(line)
+                yield _record(line)
             except ValueError as error:
                 self.damaged += 1
                 log.warning("%s: a line is passed over: %s", self.path, error)
@@ -280,6 +281,13 @@ class History:
         return [record for record in found if record.get("job") == job]
 
 
+def _record(line: bytes) -> Record:
+    """A line that is whole, with everything in it of its type. Raises ValueError."""
+    record = decode_line(line)
+    check_line(record)
+    return record
+
+
 def _key(candidate: Any) -> str:
     return json.dumps(candidate, sort_keys=True)
 
@@ -296,7 +304,7 @@ def _marked(path: Path, mark: bytes) -> Iterator[Record]:
             for line in iter(lambda: file.readline(_LONGEST), b""):
                 if mark in line and line.endswith(b"\n"):
                     try:
-                        yield decode_line(line)
+                        yield _record(line)
                     except ValueError:
                         continue
     except OSError as error:

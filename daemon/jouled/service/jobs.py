@@ -39,8 +39,8 @@ class Job:
         kind = event.get("event")
         if kind == "job_started":
             self.expected_s = event.get("expected_s")
-        elif kind in ("phase", "progress") and isinstance(event.get("phase"), str):
-            self.phase = event["phase"] if kind == "phase" else self.phase
+        elif kind == "phase":
+            self.phase = event.get("phase") or self.phase
         elif kind == "trial":
             self.trials += 1
         elif kind == "finished":

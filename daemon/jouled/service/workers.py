@@ -20,8 +20,9 @@ from typing import Any, Protocol
 
 from jouled.board.process import Beside, start_with_socket
 from jouled.errors import BusyError, ConfigError, JouledError, ProcessError, UsageError
+from jouled.service.told import Event, Greeting, check
 from jouled.state import Conflict, Failed, Refused, Unavailable
-from jouled.worker.protocol import FIRST_LINE_S, LineReader, ProtocolError, encode
+from jouled.worker.protocol import FIRST_LINE_S, PROTOCOL, LineReader, ProtocolError, encode
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,10 @@ class WorkerDied(Unavailable):
 
 class WorkerSilent(WorkerDied):
     """The worker said nothing for longer than one that works may."""
+
+
+class WorkerGarbled(WorkerDied):
+    """What the worker said is not of this protocol: it is hung up on."""
 
 
 # --- doors --------------------------------------------------------------------------------------------------
@@ -155,11 +160,11 @@ _SAME: Mapping[str, type[JouledError]] = {
 
 def error_of(told: Mapping[str, Any]) -> JouledError:
     """The worker's error as one of ours."""
-    kind, text, hint = str(told.get("kind", "")), str(told.get("text", "")), str(told.get("hint", ""))
+    kind, text, hint = told.get("kind", ""), told.get("text", ""), told.get("hint", "")
     same = _SAME.get(kind)
     if same is not None:
         return same(text, hint=hint)
-    return Failed(text, kind=kind, exit_code=int(told.get("exit_code", 1)), hint=hint)
+    return Failed(text, kind=kind, exit_code=told.get("exit_code", 1), hint=hint)
 
 
 class Conversation:
@@ -180,10 +185,10 @@ class Conversation:
             self._line.writer.write(encode(message))
             await self._line.writer.drain()
         except OSError as error:
-            raise WorkerDied(f"the worker (pid {self.pid}) is gone: {error.strerror}") from error
+            raise WorkerDied(f"the worker (pid {self.pid}) is gone: {error.strerror or error}") from error
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """All that it says; the last is `finished`. Raises WorkerDied, ProtocolError."""
+        """All that it says; the last is `finished`. Raises WorkerDied."""
         while True:
             message = await self._next()
             if message.get("event") in ("decision", "restored") or message.get("phase") in ("apply", "restore"):
@@ -195,7 +200,9 @@ class Conversation:
     async def _next(self) -> dict[str, Any]:
         while not self._left:
             self._left = await _read(self._line, self._reader, self._timeout_s(), f"the worker (pid {self.pid})")
-        return self._left.pop(0)
+        message = self._left.pop(0)
+        _check(message, Event, f"the worker (pid {self.pid})")
+        return message
 
     def _timeout_s(self) -> float | None:
         if self._silence_s is None:
@@ -217,7 +224,17 @@ async def _read(line: Line, reader: LineReader, timeout_s: float | None, who: st
         raise WorkerDied(f"{who} is gone: {error.strerror}") from error
     if not data:
         raise WorkerDied(f"{who} ended before it had finished")
-    return reader.feed(data)
+    try:
+        return reader.feed(data)
+    except ProtocolError as error:
+        raise WorkerGarbled(f"{who} does not speak the protocol: {error}") from error
+
+
+def _check(message: Mapping[str, Any], shape: type[Event | Greeting], who: str) -> None:
+    try:
+        check(message, shape)
+    except ValueError as error:
+        raise WorkerGarbled(f"{who} does not speak the protocol: {error}") from error
 
 
 async def _greet(line: Line, silence_s: float | None) -> Conversation:
@@ -225,13 +242,17 @@ async def _greet(line: Line, silence_s: float | None) -> Conversation:
     messages: list[dict[str, Any]] = []
     while not messages:
         messages = await _read(line, reader, FIRST_LINE_S, "the worker")
+    _check(messages[0], Greeting, "the worker")
     told = messages[0].get("busy")
-    if isinstance(told, dict):
-        raise WorkerBusy(int(told.get("pid", 0)), str(told.get("verb", "")))
-    told = messages[0].get("hello")
-    if not isinstance(told, dict):
-        raise ProtocolError(f"wanted the worker's hello, got {messages[0]!r:.60}")
-    return Conversation(line, reader, int(told.get("pid", 0)), silence_s)
+    if told is not None:
+        raise WorkerBusy(told.get("pid", 0), told.get("verb", ""))
+    told = messages[0].get("hello") or {}
+    if told.get("protocol") != PROTOCOL:
+        raise WorkerGarbled(
+            f"wanted the hello of a worker with protocol {PROTOCOL}, got {messages[0]!r:.60}",
+            hint="after an upgrade: systemctl restart jouled",
+        )
+    return Conversation(line, reader, told.get("pid", 0), silence_s)
 
 
 def _pauses_s() -> Sequence[float]:
@@ -248,10 +269,9 @@ async def converse(door: Door, *, patience_s: float) -> Conversation:
             if error.verb != _ARRIVING or waited_s + pause_s > max(patience_s, _ARRIVES_S):
                 raise
         except (WorkerDied, ProcessError, OSError) as error:
-            if isinstance(error, WorkerSilent) or waited_s + pause_s > patience_s:
-                raise Unavailable(
-                    f"no worker answers: {error}", hint="see: systemctl status jouled-worker.socket jouled-worker"
-                ) from error
+            if isinstance(error, WorkerSilent | WorkerGarbled) or waited_s + pause_s > patience_s:
+                hint = getattr(error, "hint", "") or "see: systemctl status jouled-worker.socket jouled-worker"
+                raise Unavailable(f"no worker answers: {error}", hint=hint) from error
             log.debug("no worker yet (%s): again in %g s", error, pause_s)
         await asyncio.sleep(pause_s)
         waited_s += pause_s
@@ -279,5 +299,4 @@ async def ask(door: Door, command: Mapping[str, Any], *, patience_s: float) -> M
         await conversation.close()
     if not last.get("ok"):
         raise error_of(last.get("error") or {})
-    result = last.get("result")
-    return result if isinstance(result, dict) else {}
+    return last.get("result") or {}
