@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from jouled.board.knobs import Knobs
@@ -16,9 +16,10 @@ _SCHEMA = "jouled.applied/1"
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A winner, and what it holds for (fingerprint, workload, bound, percentile, policy).
+    """A winner, and what it holds for (fingerprint, workload and its marks, bound, percentile, policy).
 
     It is in force in the boot `boot_id` only. `home`: the knobs of the reference, which `apply reference` goes back to.
+    `workload_marks`: engines by their content, variants, arrival (workload/marks.py).
     """
 
     candidate: Candidate
@@ -31,6 +32,7 @@ class Applied:
     wall_s: float
     boot_id: str
     home: Knobs
+    workload_marks: Mapping[str, str] = field(default_factory=dict)
 
 
 def applied_path(state_dir: Path) -> Path:
@@ -77,6 +79,7 @@ def applied_to_plain(applied: Applied) -> dict[str, object]:
     return {
         **asdict(replace(applied, home=Knobs({}))),
         "fingerprint": dict(applied.fingerprint),
+        "workload_marks": dict(applied.workload_marks),
         "home": dict(applied.home.values),
     }
 
@@ -94,6 +97,7 @@ def applied_from_fields(fields: Fields) -> Applied:
         wall_s=fields.number("wall_s"),
         boot_id=fields.text("boot_id"),
         home=knobs_from_fields(fields, "home"),
+        workload_marks=fields.text_map("workload_marks") if "workload_marks" in fields.values else {},
     )
 
 

@@ -114,7 +114,16 @@ def _tune(verbs: Any) -> None:
     target.add_argument("--objective", choices=("energy",), help="others come later")
     target.add_argument("--min-gain", metavar="G", type=float, help="smallest saving worth a change (default 0.02)")
     job = parser.add_argument_group("the job")
-    job.add_argument("--workload", metavar="KEY", help="a name of [workloads] in the configuration")
+    what = job.add_mutually_exclusive_group()
+    what.add_argument("--workload", metavar="KEY", help="a name of [workloads] in the configuration")
+    what.add_argument(
+        "--engine", metavar="PLAN", type=Path, action="append", help="a TensorRT plan; several are compared"
+    )
+    job.add_argument(
+        "--fixed-mode",
+        action="store_true",
+        help="touch no knob, compare only engines, batch sizes and instances; with any NVIDIA GPU, as any user",
+    )
     job.add_argument("--rate-hz", metavar="HZ", type=float, help="requests a second, e.g. a camera's 30")
     job.add_argument("--budget", metavar="N", type=int, help="windows before the finals (default 15)")
     job.add_argument("--sampler", choices=("descent", "tpe", "random", "grid"))

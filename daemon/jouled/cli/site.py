@@ -9,13 +9,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jouled.board.statefile import write_hint
 from jouled.cli.arguments import KEYS, options_of
 from jouled.config import CONFIG_PATH, Config, check_owner, load
-from jouled.errors import ConfigError, NotPermittedError, NotSupportedError, StateError, UsageError
+from jouled.errors import ConfigError, NotPermittedError, StateError, UsageError
 from jouled.job.site import Site
 from jouled.workload.variants import variants_of
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TREE = "board"
+ENGINE_WORKLOAD = "engine"
 _MAX_DIGITS = 12  # of --grid; a longer number is refused as the text it is
 
 
@@ -51,12 +53,22 @@ def overrides_of(arguments: argparse.Namespace) -> dict[str, object]:
     values: dict[str, object] = {key: given[name] for name, key in KEYS.items() if given.get(name) is not None}
     if given.get("base_mode") is not None:
         values["board.base_mode"] = given["base_mode"]
+    if given.get("engine"):
+        values |= _engine_overrides(given["engine"], given.get("rate_hz"))
     grid = given.get("grid")
     if grid is not None:
         is_number = grid.isascii() and grid.isdecimal()
         key = "grid.size" if is_number or grid == "full" else "grid.shape"
         values[key] = int(grid) if is_number and len(grid) <= _MAX_DIGITS else grid
     return values
+
+
+def _engine_overrides(engines: list[Path], rate_hz: float | None) -> dict[str, object]:
+    """--engine stands for a workload of its own, which no file need name."""
+    table = f"workloads.{ENGINE_WORKLOAD}"
+    arrival = {"arrival": "back_to_back"} if rate_hz is None else {"arrival": "rate", "rate_hz": rate_hz}
+    keys = {"engine": engines, "inference_name": "inference", **arrival}
+    return {table: True, "workload.default": ENGINE_WORKLOAD, **{f"{table}.{name}": keys[name] for name in keys}}
 
 
 def read_config(arguments: argparse.Namespace, *, is_real: bool) -> Config:
@@ -95,11 +107,27 @@ def open_to_restore(arguments: argparse.Namespace) -> Site:
 
 def open_site(arguments: argparse.Namespace) -> Site:
     """The board that the options name. Raises UsageError, ConfigError."""
+    _check_fixed(arguments)
     if arguments.virtual is not None:
-        return _virtual(arguments)
-    if arguments.table is not None:
-        return _recorded(arguments)
-    return _machine(arguments)
+        site = _virtual(arguments)
+    elif arguments.table is not None:
+        site = _recorded(arguments)
+    else:
+        site = _machine(arguments)
+    return replace(site, fixed=bool(getattr(arguments, "fixed_mode", False)))
+
+
+def _check_fixed(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for options that do not go together."""
+    given = vars(arguments)
+    if given.get("fixed_mode"):
+        for name, why in (("table", "its rows are power modes"), ("grid", "there is no grid of power modes")):
+            if given.get(name) is not None:
+                raise UsageError(f"--{name}: it does not go with --fixed-mode: {why}", hint=f"leave --{name} out")
+    simulated = next((name for name in ("virtual", "table") if given.get(name) is not None), None)
+    if given.get("engine") and simulated is not None:
+        text = f"--engine: a real engine does not run with --{simulated}"
+        raise UsageError(text, hint="name several in the configuration to have them simulated")
 
 
 @contextmanager
@@ -142,6 +170,7 @@ def _virtual(arguments: argparse.Namespace) -> Site:
         workload=virtual_name(workload, config),
         make_space=lambda board: board_space(board, config.grid, variants_of(entry)),
         make_runner=lambda arrival: VirtualRunner(machine, arrival),
+        variants=variants_of(entry),
         options=options_of(arguments),
         reboot=machine.reboot,
         close=machine.close,
@@ -180,34 +209,12 @@ def _recorded(arguments: argparse.Namespace) -> Site:
 
 
 def _machine(arguments: argparse.Namespace) -> Site:
-    from jouled.board.clock import SystemClock
-    from jouled.board.grid import board_space
-    from jouled.board.host import Host
-    from jouled.board.process import Processes
-    from jouled.board.sysfs import Sysfs
+    from jouled.cli.machine import machine_host, machine_site
 
     config = read_config(arguments, is_real=True)
-    host = Host(
-        sysfs=Sysfs(),
-        processes=Processes(),
-        clock=SystemClock(),
-        state_dir=arguments.state_dir or Path(config.store.state_dir),
-        privileged=os.geteuid() == 0,
-    )
-    return Site(
-        host=host,
-        config=config,
-        workload=config.workload.default,
-        make_space=lambda board: board_space(board, config.grid),
-        make_runner=_no_runner,
-    )
-
-
-def _no_runner(_: Arrival) -> Any:
-    raise NotSupportedError(
-        "this version runs workloads on virtual and recorded boards only; tensorrt, trtexec and command come next",
-        hint="try it: jouled tune --virtual agx-orin-64gb --latency-bound-ratio 1.2",
-    )
+    fixed = bool(getattr(arguments, "fixed_mode", False))
+    host = machine_host(arguments, config, fixed=fixed, state_home=state_home)
+    return machine_site(host, config)
 
 
 def require_root(site: Site, verb: str) -> None:
@@ -221,11 +228,14 @@ def arrival_of(arguments: argparse.Namespace, config: Config) -> Arrival:
     from jouled.workload.runner import Arrival
     from jouled.workload.trace import read_trace
 
+    chosen = config.chosen()
     if arguments.rate_hz is not None:
         if not 0.0 < arguments.rate_hz <= 100_000.0:
             raise UsageError(f"--rate-hz: wanted requests a second above 0, got {arguments.rate_hz:g}")
+        if chosen is not None and len(chosen.batch) > 1:
+            text = f"--rate-hz counts requests: wanted one batch size in workloads.{config.workload.default}.batch"
+            raise UsageError(f"{text}, got {list(chosen.batch)}", hint="leave one of them, or --rate-hz out")
         return Arrival("rate", arguments.rate_hz)
-    chosen = config.chosen()
     if chosen is None or chosen.arrival == "back_to_back":
         return Arrival()
     if chosen.arrival == "trace" and chosen.trace is not None:

@@ -27,17 +27,12 @@ def tune(arguments: argparse.Namespace) -> int:
     """Run a job in this process and say what came of it. Raises JouledError."""
     site = open_site(arguments)
     try:
-        request = Request(
-            config=site.config,
-            workload=site.workload,
-            make_space=site.make_space,
-            seed=arguments.seed or 0,
-            total_rails=site.total_rails,
-            dry_run=arguments.dry_run,
-        )
+        arrival = arrival_of(arguments, site.config)
+        request = site.request(arrival, seed=arguments.seed or 0, dry_run=arguments.dry_run)
         request.check()
-        require_root(site, "tune")
-        runner = site.make_runner(arrival_of(arguments, site.config))
+        if not site.fixed:
+            require_root(site, "tune")
+        runner = site.make_runner(arrival)
         cancellation = Cancellation()
         with _signals(cancellation):
             result = run_job(site.host, request, runner, cancellation=cancellation, sinks=_sinks(arguments, request))

@@ -73,7 +73,7 @@ def load(
 ) -> Config:
     """The configuration in force: overrides > request > file > default.
 
-    `overrides` maps `table.key` (or `workloads.NAME.key`) to a value, `request` the names of REQUEST_KEYS; a value of
+    `overrides` maps `table.key` (or `workloads.NAME.key`; a new one's `workloads.NAME` is True first) to a value, `request` the names of REQUEST_KEYS; a value of
     None counts as not given. `path` None: no file. Raises ConfigError, whose message has a line for each thing wrong.
     """
     layers = [_from_file(path)] if path is not None else []
@@ -189,9 +189,12 @@ def _from_request(request: Mapping[str, object]) -> _Layer:
 
 def _from_overrides(overrides: Mapping[str, object], origin: str, named: set[str]) -> _Layer:
     layer = _Layer(origin)
+    made = {name for name, value in overrides.items() if value is True and name.rpartition(".")[0] == "workloads"}
+    layer.values.update(dict.fromkeys(made, True))
+    named = named | made
     for dotted, value in overrides.items():
         table, _, key = dotted.rpartition(".")
-        if value is None:
+        if value is None or dotted in made:
             continue
         if table.startswith("workloads.") and table not in named:
             layer.refuse(_short(dotted), "no such workload in the configuration file")

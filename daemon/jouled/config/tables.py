@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 Mode = Literal["tune", "observe"]
 Objective = Literal["energy", "energy_delay", "throughput"]
+Precision = Literal["fp32", "fp16"]
 WorkloadKind = Literal["tensorrt", "trtexec", "command"]
 Sync = Literal["blocking", "spin"]
 ArrivalKind = Literal["rate", "back_to_back", "trace"]
@@ -111,6 +112,7 @@ class WorkloadEntry:
     tolerance: float = _key(number(0, 1), 1e-2)
     sync: Sync = _key(choice(get_args(Sync)), "blocking")
     cuda_graph: bool = _key(flag(), False)
+    precision: Precision = _key(choice(get_args(Precision)), "fp32")
     arrival: ArrivalKind = _key(choice(get_args(ArrivalKind)), "rate")
     rate_hz: float | None = _key(optional(number(0.001, 100_000, "requests per second")), None)
     trace: str | None = _key(optional(path()), None)

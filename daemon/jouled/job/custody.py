@@ -5,7 +5,7 @@ Two kinds: of a board whose knobs are turned (here), and of one whose knobs are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -68,7 +68,9 @@ class Custody(Protocol):
     def modes(self, ground: Ground) -> Modes:
         """How modes come into force in this job."""
 
-    def enforce(self, ground: Ground, finding: Finding, trials: Trials, modes: Modes) -> bool:
+    def enforce(
+        self, ground: Ground, finding: Finding, trials: Trials, modes: Modes, workload_marks: Mapping[str, str]
+    ) -> bool:
         """Put the decision in force; was it? Raises Stopped where what was chosen breaks a limit."""
 
 
@@ -154,7 +156,9 @@ class BoardCustody:
             self._charge.warn(f"jouled writes the caps itself, since nvpmodel cannot be used: {why}")
         return BoardModes(Actuator(host, board, ground.home, method), ground.fingerprint)
 
-    def enforce(self, ground: Ground, finding: Finding, trials: Trials, modes: Modes) -> bool:
+    def enforce(
+        self, ground: Ground, finding: Finding, trials: Trials, modes: Modes, workload_marks: Mapping[str, str]
+    ) -> bool:
         """The snapshot goes when the decision is verified and written down."""
         charge, decision = self._charge, finding.decision
         enforcement = Enforcement(
@@ -168,6 +172,7 @@ class BoardCustody:
             self._units,
             charge.job,
             charge.who,
+            workload_marks,
         )
         if decision.winner is not None:
             arm = finding.arms[decision.winner]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jouled.board.applied import Applied, delete_applied, write_applied
@@ -57,6 +57,7 @@ class Enforcement:
     units: tuple[str, ...]
     job: str
     who: str
+    workload_marks: Mapping[str, str]
 
     def apply_winner(self, arm: Arm, bound_s: float | None) -> Committed:
         """Raises Stopped (rolled_back), ApplyError, StateError and what Actuator.apply and Trials.watch raise."""
@@ -78,6 +79,7 @@ class Enforcement:
             wall_s=host.clock.wall_s(),
             boot_id=boot_id(host.sysfs),
             home=ground.home,
+            workload_marks=self.workload_marks,
         )
         write_applied(host.state_dir, applied)
         write_winner(host.state_dir, applied)

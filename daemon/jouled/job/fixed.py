@@ -6,7 +6,7 @@ children: they are kept in children.json, and the next job ends them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -211,7 +211,9 @@ class FixedCustody:
         """The one mode that there is."""
         return FixedModes(self._actuator)
 
-    def enforce(self, ground: Ground, finding: Finding, trials: Trials, modes: Modes) -> bool:
+    def enforce(
+        self, ground: Ground, finding: Finding, trials: Trials, modes: Modes, workload_marks: Mapping[str, str]
+    ) -> bool:
         """Nothing is put in force; what was chosen is watched all the same. Raises Stopped."""
         winner = finding.decision.winner
         if winner is None:

@@ -22,7 +22,7 @@ from jouled.errors import BoardError, BusyError, ConfigError, ToolAbsentError
 from jouled.job.blocks import Arm
 from jouled.job.cancel import Cancellation
 from jouled.job.request import Request
-from jouletune.space import PowerMode, Space
+from jouletune.space import Candidate, PowerMode, Space
 
 LEAST_AVERAGINGS = 32  # at least 8 batches of 4 averages
 _BUSY_LOAD = 0.05
@@ -148,8 +148,11 @@ def _without_quarantined(host: Host, space: Space, marks: Mapping[str, str]) -> 
 def _with_incumbent(space: Space, applied: Applied | None) -> tuple[Space, Arm]:
     if applied is None:
         return space, Arm(space.reference, ClocksPolicy.CAPPED)
-    space = space.with_candidate(applied.candidate)
-    index = space.index_of(applied.candidate)
+    candidate = applied.candidate
+    if all(candidate.variant != known.variant for known in space.candidates):  # it was found with another workload
+        candidate = Candidate(candidate.mode, space.candidates[space.reference].variant)
+    space = space.with_candidate(candidate)
+    index = space.index_of(candidate)
     assert index is not None
     return space, Arm(index, ClocksPolicy(applied.policy))
 

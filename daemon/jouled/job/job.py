@@ -46,6 +46,7 @@ from jouled.job.tuning import Stopped, Tuning
 from jouled.job.units import UnitBusyError
 from jouled.ledger import Ledger
 from jouled.study import open_storage, study_errors
+from jouled.workload.marks import RUNTIME
 from jouled.workload.runner import Runner
 from jouletune.decision import Decision, Outcome, ReasonCode, stopped
 from jouletune.errors import JouletuneError
@@ -103,6 +104,7 @@ class Job:
         self._events = Events(host.clock, self._id, [self._keep, *sinks])
         self._trials: Trials | None = None
         self._meter: Meter | None = None
+        self._marks: dict[str, str] = {}
         self.result = JobResult(job=self._id)
         charge = Charge(host, request, runner, self._events, self._warn, job, who)
         self._custody: Custody = FixedCustody(charge) if request.fixed else BoardCustody(charge)
@@ -190,7 +192,8 @@ class Job:
                 "--budget sets how many (and --max-duration-s how long)"
             )
         told = announcement(self._request, ground, self.result.arrival, host.clock.wall_s())
-        self._events.emit("job_started", space=space_record(ground.space), **told)
+        self._marks = dict(self._request.workload_marks())
+        self._events.emit("job_started", space=space_record(ground.space), workload_marks=self._marks, **told)
         check_gpu_is_free(host, ground.observer, self._cancellation)
         check_locking(host, self._config.grid.clocks)
         if not ground.observer.thermal().zones_c:
@@ -210,6 +213,8 @@ class Job:
         loaded = self._runner.load(ground.space.candidates[ground.space.reference].variant)
         self.result.inference_name = loaded.inference_name
         self.result.versions |= dict(loaded.versions)
+        if runtime := dict(loaded.versions).get("tensorrt"):
+            self._marks |= {RUNTIME: f"tensorrt {runtime}"}
         return modes
 
     def _prepare(self, ground: Ground, modes: Modes) -> None:
@@ -259,7 +264,7 @@ class Job:
             finding = tuning.run()
         fill_sides(self.result, trials, finding)
         self._settle(finding.decision)
-        self.result.applied = self._custody.enforce(ground, finding, trials, modes)
+        self.result.applied = self._custody.enforce(ground, finding, trials, modes, self._marks)
 
     def _wait_idle(self) -> None:
         for _ in range(_IDLE_STEPS):

@@ -165,15 +165,8 @@ def tune(
 ) -> Mapping[str, Any]:
     """Run the job called `job`; its result, or a dry run's `plan`. numpy and optuna come with it. Raises as run_job."""
     from jouled.job.job import run_job
-    from jouled.job.request import Request
 
-    request = Request(
-        config=site.config,
-        workload=site.workload,
-        make_space=site.make_space,
-        total_rails=site.total_rails,
-        dry_run=dry_run,
-    )
+    request = site.request(runner.arrival, dry_run=dry_run)
     result = run_job(site.host, request, runner, cancellation=cancellation, sinks=sinks, job=job, who=who)
     if result.plan is None:
         return result.as_json()
