@@ -320,6 +320,21 @@ def test_config_file_is_checked_and_its_bound_gives_way_to_the_command_line(
     assert "did you mean target.latency_bound_s?" in capsys.readouterr().err
 
 
+def test_traces_of_a_configuration_are_read_when_it_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, trace = tmp_path / "config.toml", tmp_path / "t.csv"
+    path.write_text(f"[workloads.detector]\nengine = '/a.plan'\narrival = 'trace'\ntrace = '{trace}'\n")
+    assert main(["check-config", "--config", str(path)]) == 2
+    assert "workloads.detector.trace:" in (told := capsys.readouterr().err)
+    assert f"{trace}: the trace cannot be read: No such file" in told
+    trace.write_text("0\n0.1\n0.05\n")
+    assert main(["check-config", "--config", str(path)]) == 2
+    assert "t.csv:3: wanted at least the 0.1 s of the line before" in capsys.readouterr().err
+    trace.write_text("0\n0.1\n0.3\n")
+    assert main(["check-config", "--config", str(path)]) == 0
+
+
 def test_percentile_out_of_reach_is_said_and_not_a_traceback(
     state: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -201,6 +201,7 @@ def test_keys_that_do_not_fit_together_are_refused(tmp_path: Path, text: str, ke
         ("engine = '/a.plan'\narrival = 'trace'", "trace", "a CSV of arrivals"),
         ("engine = '/a.plan'\narrival = 'back_to_back'\nrate_hz = 30", "rate_hz", 'arrival is "back_to_back"'),
         ("engine = '/a.plan'\nrate_hz = 30\ntrace = '/a.csv'", "trace", 'arrival is "rate"'),
+        ("engine = '/a.plan'\nrate_hz = 30\nbatch = [1, 4]", "batch", "not items, got [1, 4]"),
         ("rate_hz = 30", "engine", "got neither"),
         ("rate_hz = 30\nengine = '/a.plan'\nonnx = '/a.onnx'", "engine", "got both"),
         ("rate_hz = 30\nkind = 'command'", "argv", "the program and its arguments"),

@@ -7,8 +7,23 @@ import json
 import os
 from pathlib import Path
 
-from jouled.config import CONFIG_PATH, check_owner, load, render
+from jouled.config import CONFIG_PATH, Config, check_owner, load, render
 from jouled.errors import ConfigError
+
+
+def _check_traces(config: Config, path: Path) -> None:
+    """Raise ConfigError with each trace that a job could not play."""
+    from jouled.workload.trace import read_trace
+
+    wrong = []
+    for name, entry in config.workloads.items():
+        try:
+            if entry.trace is not None:
+                read_trace(Path(entry.trace))
+        except ConfigError as error:
+            wrong.append(f"{path}: workloads.{name}.trace: {error}")
+    if wrong:
+        raise ConfigError("\n".join(wrong), hint="one column of seconds: docs/workloads.md")
 
 
 def check_config(arguments: argparse.Namespace) -> int:
@@ -19,6 +34,7 @@ def check_config(arguments: argparse.Namespace) -> int:
     if os.geteuid() == 0:
         check_owner(path)
     config = load(path)
+    _check_traces(config, path)
     if arguments.json:
         values = {key: {"value": value, "origin": config.origin(key)} for key, value in config.values.items()}
         print(json.dumps({"schema": 1, "file": str(path), "values": values}, default=str))

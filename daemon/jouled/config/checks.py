@@ -89,6 +89,11 @@ def _arrival(where: str, workload: WorkloadEntry) -> Iterator[Conflict]:
         if workload.arrival != arrival and value is not None:
             text = f'it goes with arrival = "{arrival}", and arrival is "{workload.arrival}"; change one of the two'
             yield Conflict(keys, text)
+    if workload.arrival != "back_to_back" and len(workload.batch) > 1:
+        # at 30 requests a second another batch is another load, and its energy per item says nothing about this one
+        got = f"since requests are counted, not items, got {shown(workload.batch)}"
+        advice = f'wanted one batch size, {got}; leave one, or set arrival = "back_to_back"'
+        yield Conflict((f"{where}.batch", f"{where}.arrival"), advice)
 
 
 def _grid(config: Config) -> Iterator[Conflict]:
