@@ -106,7 +106,8 @@ class _Gpu:
     """What the GPU does. `power_w(t)` and its integral `energy_j(t)`; the counter moves each `step_s` (+ `phase_s`).
 
     `absent`: what it answers "not supported" to, by the function's name or the field's number; `unknown`: functions
-    that the driver's library lacks; `hang_after`: the call, counted from 1, that never returns.
+    that the driver's library lacks; `hang_after`, `lost_after`: the call, counted from 1, that never returns, and the
+    one from which on the GPU is lost.
     """
 
     now: Callable[[], float] = time.monotonic
@@ -125,6 +126,7 @@ class _Gpu:
     no_library: bool = False
     is_lost: bool = False
     hang_after: int | None = None
+    lost_after: int | None = None
     calls: int = 0
 
     def enter(self, name: str) -> None:
@@ -135,7 +137,7 @@ class _Gpu:
         self.rest(self.call_s)
         if name in self.unknown:
             raise NVMLError(NVML_ERROR_FUNCTION_NOT_FOUND)
-        if self.is_lost:
+        if self.is_lost or (self.lost_after is not None and self.calls >= self.lost_after):
             raise NVMLError(NVML_ERROR_GPU_IS_LOST)
         if name in self.absent:
             raise NVMLError(NVML_ERROR_NOT_SUPPORTED)

@@ -28,7 +28,7 @@ _CHILD += "sys.exit(main(int(sys.argv[2]), sys.argv[3]))"
 COVERAGE = "GPU board, as NVML counts it"
 _PERIOD_S = 0.125  # four of them are a batch of 0.5 s (MEASUREMENT, "Errors")
 _AVERAGE_S = 1.0  # of PowerUsage, where there is no instant field
-_WIDE = 3.0
+_WIDE, _FINE_S = 3.0, 0.01
 
 
 def child_argv(device: int, pynvml: Path) -> list[str]:
@@ -188,7 +188,7 @@ class NvmlSampling:
         edges = np.array(self._run.edges[:], dtype=np.float64).reshape(-1, 3)
         if not len(edges) and (self._link is None or self._link.step_s is None):
             return None
-        kept = edges[edges[:, 1] <= _WIDE * np.median(edges[:, 1])] if len(edges) else edges
+        kept = edges[edges[:, 1] <= max(_WIDE * np.median(edges[:, 1]), _FINE_S)] if len(edges) else edges
         return EnergyCounter(t_s=kept[:, 0].copy(), joules=kept[:, 2].copy(), width_s=kept[:, 1].copy())
 
     def stop(self) -> PowerTrace:

@@ -31,12 +31,12 @@ from jouled.board.nvml_device import Device, Reading, Unusable
 LOOK_S = 0.5
 SAY_S = 0.25
 QUIET_S = 0.03
-BRIEF_S = 0.0005
+BRIEF_S = 0.001
 LEARN_S = 2.0
 _LEARN_STEPS = 8
 _NEWEST_STEPS = 16
 _LEAST_GUARD, _MOST_GUARD = 0.1, 0.5  # of a step
-_WIDE = 2.5  # an edge so many times wider than usual was missed
+_WIDE, _FINE_S = 2.5, 0.005  # an edge so many times wider than usual, and not fine enough anyway, was missed
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Pace:
     def note(self, edge: Edge) -> None:
         """An edge was seen."""
         if self._widths_s:
-            is_missed = edge.width_s > _WIDE * median(self._widths_s)
+            is_missed = edge.width_s > max(_WIDE * median(self._widths_s), _FINE_S)
             self._guard = min(max(self._guard * (1.5 if is_missed else 0.97), _LEAST_GUARD), _MOST_GUARD)
         if self._last is not None:
             self._steps_s.append(edge.t_s - self._last.t_s)
@@ -91,10 +91,12 @@ class Pace:
             self._began_s = now_s
         if not self._learned:
             self._learned = len(self._steps_s) >= _LEARN_STEPS or now_s - self._began_s > LEARN_S
-            return BRIEF_S
+            return 2 * BRIEF_S
         step_s = self.step_s
-        if step_s is None or self._last is None:
+        if step_s is None:
             return QUIET_S  # it does not move
+        if self._last is None:
+            return 2 * BRIEF_S
         quiet_s = self._last.t_s + (1.0 - self._guard) * step_s - now_s
         if step_s < 4.0 * median(self._widths_s):  # it moves at each read: any read is an edge
             return QUIET_S / 2
