@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import textwrap
+from pathlib import PurePath
 
 from jouled.job.result import JobResult, Side
 from jouletune.space import Candidate, PowerMode
 
 WIDTH = 79
+_ONLY_IF_OTHER = ("engine", "batch", "instances")  # a row that says the same of all is left out
 _SCALES = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"))
 
 
@@ -71,12 +73,15 @@ def _column(side: Side, result: JobResult) -> list[str]:
         megahertz(mode.gpu_hz),
         megahertz(mode.emc_hz),
         side.policy,
+        "-" if variant.engine is None else PurePath(variant.engine).name,
         f"{variant.batch}",
+        f"{variant.instances}",
         f"{quantity(side.energy_j, 'J')} {_half_width(side)}",
         f"{side.power_w:.1f} W",
         quantity(side.latency_s, "s"),
         quantity(side.latency_upper_s, "s") + _judged(side.latency_upper_s, bound),
         "none" if bound is None else quantity(bound, "s"),
+        _headroom(side.latency_upper_s, bound),
         f"{side.throughput_hz:.1f} /s",
     ]
 
@@ -87,6 +92,14 @@ def _judged(upper_s: float, bound_s: float | None) -> str:
     return ", kept" if upper_s <= bound_s else ", too slow"
 
 
+def _headroom(upper_s: float, bound_s: float | None) -> str:
+    """What is left below the bound; nothing where it is not kept."""
+    if bound_s is None or not math.isfinite(upper_s):
+        return "-"
+    left_s = bound_s - upper_s
+    return f"{quantity(left_s, 's')} ({100 * left_s / bound_s:.0f} %)" if left_s >= 0.0 else "none"
+
+
 def _labels(result: JobResult) -> list[str]:
     percentile = f"p{result.latency_percentile:g}" if result.latency_percentile else "percentile"
     return [
@@ -95,12 +108,15 @@ def _labels(result: JobResult) -> list[str]:
         "GPU cap, MHz",
         "EMC cap, MHz",
         "clocks",
+        "engine",
         "batch",
+        "instances",
         f"energy per {result.inference_name}",
         "power at this load",
         f"latency {percentile}",
         "  upper limit",
         "  bound",
+        "  headroom",
         f"{result.inference_name}s",
     ]
 
@@ -124,9 +140,7 @@ def _table(result: JobResult) -> list[str]:
     rows = [["", *(name for name, _ in sides)]]
     columns = [_column(side, result) for _, side in sides]
     rows += [[label, *cells] for label, *cells in zip(_labels(result), *columns, strict=True)]
-    wanted = [
-        row for row in rows if row[0] in ("", "cores online") or len(set(row[1:])) > 1 or row[0] not in ("batch",)
-    ]
+    wanted = [row for row in rows if row[0] not in _ONLY_IF_OTHER or len(set(row[1:])) > 1]
     widths = [max(len(row[i]) for row in wanted) for i in range(len(rows[0]))]
     return [
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in wanted
