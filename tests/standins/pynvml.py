@@ -119,6 +119,7 @@ class _Gpu:
     call_s: float = 0.0
     count: int = 1
     temperature_c: int = 50
+    load: int = 0
     reasons: int = 0
     pids: list[int] = field(default_factory=list)
     absent: list[Any] = field(default_factory=list)
@@ -230,7 +231,7 @@ def nvmlDeviceGetClockInfo(handle: int, type: int) -> int:
 
 def nvmlDeviceGetUtilizationRates(handle: int) -> Any:
     _gpu.enter("nvmlDeviceGetUtilizationRates")
-    return SimpleNamespace(gpu=42, memory=7)
+    return SimpleNamespace(gpu=_gpu.load, memory=7)
 
 
 def nvmlDeviceGetCurrentClocksEventReasons(handle: int) -> int:

@@ -1,0 +1,3 @@
+"""A stand-in for pycuda: the names that the runner uses, failing as the real ones do."""
+
+VERSION_TEXT = "2026.1"
