@@ -169,6 +169,12 @@ def _identity(user: str | None) -> _Identity:
     return _Identity(found.pw_uid, found.pw_gid, tuple(sorted(wanted | {found.pw_gid})), found.pw_dir)
 
 
+def uid_of(user: str | None) -> int:
+    """The id of `user`, None being ourselves. Raises as `Processes.spawn`."""
+    identity = _identity(user)
+    return os.geteuid() if identity.user is None else identity.user
+
+
 class Processes:
     """Starts the board's programs.
 

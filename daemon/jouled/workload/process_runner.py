@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jouled.board.process import Processes
-from jouled.errors import WorkloadDiedError, WorkloadError
+from jouled.errors import WorkloadError
 from jouled.workload.arrival import shares
 from jouled.workload.child import Limits, RunnerChild
-from jouled.workload.frames import DONE, INSPECTED, PROTOCOL, READY, Times
+from jouled.workload.frames import DONE, INSPECTED, PROTOCOL, READY
+from jouled.workload.instances import Instances
 from jouled.workload.runner import Arrival, Loaded
 from jouletune.measurement import Completions
 from jouletune.space import Variant
@@ -24,22 +22,13 @@ from jouletune.space import Variant
 log = logging.getLogger(__name__)
 
 BUILD_S = 2700.0
-_LEAD_NS = 50_000_000  # all instances begin together
-_NS = 1e9
+_LEAD_S = 0.05  # all instances begin together
 _RUNNER = "tensorrt_runner.py"
 
 
 def runner_argv(python: str) -> tuple[str, ...]:
     """How the TensorRT runner is started: one file, by its path, in the Python that has tensorrt and pycuda."""
     return (python, "-B", str(Path(__file__).with_name(_RUNNER)), "--parent", str(os.getpid()))
-
-
-def completions_of(parts: Sequence[Times], *, batch: int) -> Completions:
-    """Times of several runners as one, in order of their end."""
-    times = np.concatenate(parts) if parts else np.empty((0, 3), dtype=np.int64)
-    times = times[np.argsort(times[:, 2], kind="stable")]
-    arrival_s, start_s, end_s = (times[:, column] / _NS for column in range(3))
-    return Completions(arrival_s, start_s, end_s, batch)
 
 
 def build_plan(
@@ -94,7 +83,8 @@ class ProcessRunner:
     """Runs `argv` once for each instance; `make_spec` says what each is to load for a variant.
 
     `check_fits` gets what a runner says of its memory (and the number of instances) before any instance starts. `user`
-    is whom they run as, `environment` is added to their clean one.
+    is whom they run as, `environment` is added to their clean one; `beat` is called each second of a wait for them, and
+    may raise.
     """
 
     def __init__(
@@ -110,8 +100,10 @@ class ProcessRunner:
         check_fits: Callable[[Mapping[str, Any], int], None] | None = None,
         environment: Mapping[str, str] | None = None,
         limits: Limits | None = None,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self.arrival = arrival
+        self.beat = beat
         self._processes = processes
         self._argv = tuple(argv)
         self._make_spec = make_spec
@@ -122,15 +114,15 @@ class ProcessRunner:
         self._environment = dict(environment or {})
         self._limits = limits or Limits()
         self._inspected: dict[tuple[str | None, int], dict[str, Any]] = {}
+        self._instances = Instances(batch=1)
         self._children: tuple[RunnerChild, ...] = ()
         self._loaded: tuple[Variant, Loaded] | None = None
-        self._runs = False
         self.ready: tuple[dict[str, Any], ...] = ()
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Of the instances."""
-        return tuple(child.pid for child in self._children)
+        return tuple(child.pid for child in self._instances.children)
 
     @property
     def log_lines(self) -> tuple[str, ...]:
@@ -143,72 +135,49 @@ class ProcessRunner:
         Raises WorkloadError (with the runner's `code`), WorkloadDiedError, WorkloadHungError, what `check_fits` raises,
         ToolAbsentError, StuckError.
         """
-        if self._loaded is not None and self._loaded[0] == variant and not self._runs:
+        if self._loaded is not None and self._loaded[0] == variant and self._instances.children:
             return self._loaded[1]
         self.close()
         shares(self.arrival, variant.instances)  # before anything is started: can it be shared out?
         spec = self._make_spec(variant)
         if self._check_fits is not None:
             self._check_fits(self._inspect(variant, spec), variant.instances)
-        with self._ended_on_error():
-            for number in range(variant.instances):
-                self._children = (*self._children, self._start(number, variant.instances))
-            for child in self._children:
-                child.say({"do": "load", "spec": spec}, READY)
-            ready = [child.answer(timeout_s=self._limits.load_s) for child in self._children]
-            for child, told in zip(self._children, ready, strict=True):
-                _check_ready(told, ready[0], variant, child.pid)
-        self.ready = tuple(ready)
-        loaded = self._describe(ready[0], variant)
-        self._loaded = (variant, loaded)
-        return loaded
+        self._instances = Instances(batch=variant.batch, lead_s=_LEAD_S)
+        with self._instances.ended_on_error():
+            self.ready = self._load_all(variant, spec)
+        self._loaded = (variant, self._describe(self.ready[0], variant))
+        return self._loaded[1]
 
     def begin(self) -> None:
-        """Start the load. Raises WorkloadError before `load`, WorkloadDiedError, WorkloadHungError."""
-        if self._loaded is None:
-            raise WorkloadDiedError(f"{self._workload} runner: begin() with nothing loaded")
-        at_ns = time.monotonic_ns() + _LEAD_NS
-        parts = shares(self.arrival, len(self._children))
-        with self._ended_on_error():
-            for child, share in zip(self._children, parts, strict=True):
-                child.begin(share, at_ns)
-            self._runs = True
+        """Start the load. Raises WorkloadDiedError (also where nothing is loaded), WorkloadHungError."""
+        self._instances.check(self._workload)
+        self._instances.begin(self.arrival)
 
     def take(self) -> Completions:
         """What has ended since the last call, after `pause` too. Raises WorkloadDiedError, WorkloadHungError."""
-        if self._loaded is None:
-            raise WorkloadDiedError(f"{self._workload} runner: take() with nothing loaded")
-        with self._ended_on_error():
-            parts = [times for child in self._children for times in child.taken()]
-        return completions_of(parts, batch=self._loaded[0].batch)
+        self._instances.check(self._workload)
+        return self._instances.take()
 
     def pause(self) -> None:
         """Stop the load and wait for what is in flight. Raises WorkloadDiedError, WorkloadHungError."""
-        if not self._runs:
-            return
-        self._runs = False
-        with self._ended_on_error():
-            for child in self._children:
-                child.ask_to_stop()
-            for child in self._children:
-                child.stopped()
+        self._instances.pause()
 
     def close(self) -> None:
         """End the instances; idempotent. Raises StuckError."""
-        children, self._children = self._children, ()
-        self._loaded, self._runs, self.ready = None, False, ()
-        for child in children:
-            child.ask_to_end()
-        _close(children)
+        self._loaded, self._children, self.ready = None, (), ()
+        self._instances.close()
 
-    @contextmanager
-    def _ended_on_error(self) -> Iterator[None]:
-        """Where one instance fails all of them end, before the failure is told."""
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
+    def _load_all(self, variant: Variant, spec: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        for number in range(variant.instances):
+            child = self._start(number, variant.instances)
+            self._children = (*self._children, child)
+            self._instances.add(child)
+        for child in self._children:
+            child.say({"do": "load", "spec": spec}, READY)
+        ready = tuple(child.answer(timeout_s=self._limits.load_s, beat=self.beat) for child in self._children)
+        for child, told in zip(self._children, ready, strict=True):
+            _check_ready(told, ready[0], variant, child.pid)
+        return ready
 
     def _start(self, number: int, instances: int) -> RunnerChild:
         which = "" if instances == 1 else f" {number + 1} of {instances}"
@@ -221,7 +190,8 @@ class ProcessRunner:
         if key not in self._inspected:
             child = self._start(0, 1)
             with _closed(child):
-                numbers = child.ask({"do": "inspect", "spec": spec}, INSPECTED, timeout_s=self._limits.load_s)
+                child.say({"do": "inspect", "spec": spec}, INSPECTED)
+                numbers = child.answer(timeout_s=self._limits.load_s, beat=self.beat)
             self._inspected[key] = numbers
         return self._inspected[key]
 
@@ -236,15 +206,6 @@ class ProcessRunner:
             self._inference_name,
             tuple((str(name), str(version)) for name, version in told if version is not None),
         )
-
-
-def _close(children: Sequence[RunnerChild]) -> None:
-    """Each of them, also when another does not die. Raises StuckError."""
-    if children:
-        try:
-            children[0].close()
-        finally:
-            _close(children[1:])
 
 
 def _check_ready(ready: Mapping[str, Any], first: Mapping[str, Any], variant: Variant, pid: int) -> None:
