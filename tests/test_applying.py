@@ -123,6 +123,16 @@ def test_reference_comes_back_as_found_and_the_winner_keeps_its_standing(bench: 
     assert bench.apply("winner", "pause")["mode"] == GOOD
 
 
+def test_a_rollback_without_a_winner_rejects_nobody_and_is_not_counted(bench: Bench) -> None:
+    bench.apply("12-1497.6-918-2133")
+    bench.apply("reference")
+    winner_path(bench.folder).unlink(missing_ok=True)
+    done = rollback(bench.site, WHO)
+    assert (done["rejected"], done["mode"]) == (None, "12-2201.6-1300.5-3199")
+    assert bench.lines("rolled_back") == []
+    assert bench.lines("applied")[-1]["why"] == "rollback"
+
+
 def test_rollback_rejects_the_winner_by_name(bench: Bench) -> None:
     found = bench.knobs()
     bench.apply("winner")

@@ -109,7 +109,8 @@ def _run(arguments: argparse.Namespace) -> int:
 def _say(arguments: argparse.Namespace, error: Exception, *, hint: str) -> None:
     hint = here(hint, options_of(arguments))
     if getattr(arguments, "json", False):
-        print(json.dumps({"schema": 1, "error": {"kind": type(error).__name__, "text": str(error), "hint": hint}}))
+        kind = getattr(error, "kind", type(error).__name__)
+        print(json.dumps({"schema": 1, "error": {"kind": kind, "text": str(error), "hint": hint}}))
     first, *rest = str(error).splitlines() or [type(error).__name__]
     lines = [f"jouled {arguments.verb}: {first}", *(f"  {line}" for line in rest)]
     lines += [f"  to do: {hint}"] if hint else []

@@ -37,6 +37,7 @@ class AnsweredError(JouledError):
     def __init__(self, problem: Mapping[str, Any]) -> None:
         super().__init__(str(problem.get("detail") or problem.get("title")), hint=str(problem.get("hint", "")))
         self.problem = problem
+        self.kind = str(problem.get("type", "")).rpartition(":")[2] or type(self).__name__
         code = problem.get("exit_code")
         self.exit_code = code if isinstance(code, int) else 1
 

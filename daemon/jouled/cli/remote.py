@@ -6,15 +6,16 @@ import argparse
 import json
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from jouled.cli.client import SOCKET, AnsweredError, Client, Record
-from jouled.cli.output import percent, quantity
+from jouled.cli.output import WIDTH, percent, quantity
 from jouled.cli.progress import Progress
-from jouled.cli.status import status_text, when
+from jouled.cli.status import ago, person, status_text, when
 from jouled.errors import JouledError, NotPermittedError, UnreachableError
 from jouled.job.events import encode
 from jouled.job.result import EXIT_CODES
@@ -72,18 +73,29 @@ def history(arguments: argparse.Namespace) -> int:
     """Requests, jobs' ends and changes of knobs, the newest first."""
     found = client_of(arguments).get(f"/v1/history?limit={arguments.limit}")
     now_s = time.time()
-    lines = [_entry(entry, now_s) for entry in found["history"]]
+    times = [_at(entry, now_s) for entry in found["history"]]
+    width = max(map(len, times), default=0)
+    lines = [_hung(f"{at:{width}}  ", _entry(entry)) for at, entry in zip(times, found["history"], strict=True)]
     _say(arguments, found, "\n".join(lines) or "nothing has happened yet")
     return 0
 
 
-def _entry(entry: Record, now_s: float) -> str:
+def _hung(head: str, text: str) -> str:
+    """Within the width, further lines below the first one's text."""
+    indent = " " * (len(head) + 2)
+    return textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _at(entry: Record, now_s: float) -> str:
     wall_s = entry.get("wall_s")
-    at = "-" if wall_s is None else when(wall_s, now_s)
+    return "-" if wall_s is None else when(wall_s, now_s)
+
+
+def _entry(entry: Record) -> str:
     texts: dict[str, Callable[[Record], str]] = {"job": _job_text, "change": _change_text}
     text = texts.get(str(entry.get("kind")), _request_text)(entry)
-    who = f"  ({entry['who']})" if entry.get("who") else ""
-    return f"{at:16}  {text}{who}"
+    who = f" by {person(str(entry['who']))}" if entry.get("who") else ""
+    return f"{text}{who}"
 
 
 def _job_text(entry: Record) -> str:
@@ -95,13 +107,20 @@ def _job_text(entry: Record) -> str:
 
 
 def _change_text(entry: Record) -> str:
-    return f"{entry.get('event')}  {entry.get('from')} -> {entry.get('to')}, why: {entry.get('why')}"
+    event, why = str(entry.get("event")).replace("_", " "), entry.get("why")
+    reason = f" ({why})" if why and why not in ("user", "rollback") else ""
+    return f"{event}  {entry.get('from')} -> {entry.get('to')}{reason}"
 
 
 def _request_text(entry: Record) -> str:
-    shown = {name: value for name, value in entry.items() if name not in ("kind", "wall_s", "who", "verb", "v")}
-    details = ", ".join(f"{name} {value}" for name, value in shown.items() if value not in (None, {}, ""))
-    return f"asked: {entry.get('verb', '')}  {details}".rstrip()
+    verb = str(entry.get("verb", ""))
+    if verb == "pause":
+        for_s = entry.get("for_s")
+        length = "until further notice" if for_s is None else f"for {ago(for_s)}" if for_s else "ends"
+        return f"asked: {verb} {length}"
+    named = (entry.get(name) for name in ("target", "mode", "of_job"))
+    details = [str(value) for value in named if value] + (["the state held"] if entry.get("held") else [])
+    return " ".join([f"asked: {verb}", *details])
 
 
 # --- changing -----------------------------------------------------------------------------------------------
@@ -110,14 +129,18 @@ def _request_text(entry: Record) -> str:
 def apply(arguments: argparse.Namespace) -> int:
     """Put the winner, the reference or a mode in force."""
     found = client_of(arguments).post("/v1/apply", {"target": arguments.target}, timeout_s=_CHANGE_S)
-    _say(arguments, found, f"in force and read back: {arguments.target}: {_mode_of(found)}")
+    target = arguments.target
+    what = {"winner": "the winner, ", "reference": "the board's own mode, "}.get(target, "")
+    _say(arguments, found, f"in force and read back: {what}{_mode_of(found)}")
     return 0
 
 
 def rollback(arguments: argparse.Namespace) -> int:
     """Put the reference in force and reject the winner."""
     found = client_of(arguments).post("/v1/rollback", timeout_s=_CHANGE_S)
-    _say(arguments, found, f"rolled back, the winner is rejected; in force and read back: {_mode_of(found)}")
+    rejected = found.get("rejected")
+    what = f"rolled back: the winner {rejected} is rejected" if rejected else "there was no winner to reject"
+    _say(arguments, found, f"{what}\nin force and read back: the board's own mode, {_mode_of(found)}")
     return 0
 
 
@@ -152,8 +175,8 @@ def pause(arguments: argparse.Namespace) -> int:
         text = "paused until further notice; jouled pause --end ends it"
     else:
         text = f"paused until {when(found['until_wall_s'], time.time())}; jouled pause --end ends it"
-    lines = [text, *([f"  to do    {found['to_do']}"] if found.get("to_do") else [])]
-    _say(arguments, found, "\n".join(lines))
+    to_do = "" if found.get("paused") else found.get("to_do")  # how a pause ends is said already
+    _say(arguments, found, "\n".join([text, *([f"  to do    {to_do}"] if to_do else [])]))
     return 0
 
 
@@ -282,7 +305,8 @@ def _result_text(result: Mapping[str, Any]) -> list[str]:
     if outcome == "tuned" and ratio is not None:
         low_high = "" if interval is None else f" (95 %: {percent(interval[0])} to {percent(interval[1])})"
         less = "less" if ratio >= 0 else "more"
-        lines = [f"tuned: {percent(abs(ratio))} {less} energy per inference than the board's own mode{low_high}"]
+        tuned = f"tuned: {percent(abs(ratio))} {less} energy per inference than the board's own mode{low_high}"
+        lines = [textwrap.fill(tuned, WIDTH, subsequent_indent="  ")]
     else:
         why = reason.get("text") or reason.get("code") or ""
         lines = [f"{outcome}: {why}" if why and why != outcome else f"{outcome}"]

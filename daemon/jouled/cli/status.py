@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ HEIGHT = 23  # and a line for the shell's prompt
 _LABEL = 10
 _MOST_MISMATCHES = 3
 _MOST_LINES_EACH = 3
+_PEER = re.compile(r"uid \d+ \((.+)\)")
 
 Record = Mapping[str, Any]
 
@@ -96,6 +98,12 @@ def when(wall_s: float, now_s: float) -> str:
     return time.strftime("%H:%M" if at[:3] == now[:3] else "%a %d %b %H:%M", at)
 
 
+def person(who: str) -> str:
+    """`uid 1000 (pepe)` of the records, as people say it."""
+    found = _PEER.fullmatch(who)
+    return who if found is None else found[1]
+
+
 def _since(wall_s: float, now_s: float) -> str:
     return f"since {when(wall_s, now_s)}, {ago(now_s - wall_s)}"
 
@@ -169,7 +177,9 @@ def _holds(status: Record, now_s: float) -> str:
 def _winner(status: Record) -> str:
     found, winner = status["in_force"], status["winner"]
     if winner is None:
-        return "none yet" if status["job"] is None else ""
+        last = status["last_job"]
+        was_one = last is not None and last["outcome"] == "tuned"
+        return "" if status["job"] is not None else "none: the last one was rejected" if was_one else "none yet"
     if winner["stale"]:
         return f"stale, not applied: {winner['stale']}"
     if found is not None and found["source"] == "winner":
@@ -181,7 +191,7 @@ def _job(status: Record, now_s: float) -> str:
     job = status["job"]
     if job is None:
         return ""
-    text = f"{job['id']} of {job['who']}: {job['phase']}, {job['trials']} trials"
+    text = f"{job['id']} of {person(job['who'])}: {job['phase']}, {job['trials']} trials"
     if job["eta_wall_s"] is not None:
         left_s = job["eta_wall_s"] - now_s
         text += f", about {ago(left_s)} to go" if left_s > 0 else ", longer than was expected"

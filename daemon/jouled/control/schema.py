@@ -174,7 +174,8 @@ def _check_bound(retune: RetuneRequest, config: Config) -> None:
         raise Problem(
             "no-bound",
             "no bound: wanted one of latency_bound_s, latency_bound_ratio, got none, and the configuration has none",
-            hint="for example latency_bound_ratio 1.2: at most 1.2 x the latency of the board's own mode",
+            hint="jouled retune --latency-bound-ratio 1.2 (at most 1.2 x the latency of the board's own mode; "
+            "latency_bound_ratio in a request), or a bound under [target] of the configuration",
             exit_code=2,
         )
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,11 @@ class JobEntry:
     is_presumed: bool = False
     result: Record | None = None
 
+    @property
+    def began_wall_s(self) -> float:
+        """When it was asked for, or began, whichever is known; 0 where neither is."""
+        return self.accepted_wall_s or self.started_wall_s or 0.0
+
     def as_json(self) -> Record:
         """An entry of the history."""
         return {
@@ -122,7 +128,8 @@ class _Sums:
 class History:
     """Follows both files. `follow` reads what is new; everything else answers from memory or, where said, the file."""
 
-    def __init__(self, ledger_path: Path, requests_path: Path) -> None:
+    def __init__(self, ledger_path: Path, requests_path: Path, *, now_s: Callable[[], float] = time.time) -> None:
+        self._now_s = now_s
         self._ledger = Tail(ledger_path)
         self._requests = Tail(requests_path)
         self._jobs: dict[str, JobEntry] = {}
@@ -208,7 +215,8 @@ class History:
         entry.saving_ratio, entry.applied = result.get("saving_ratio"), bool(result.get("applied"))
         entry.duration_s = duration_s
         self.stood_aside = "" if entry.applied else self.stood_aside
-        ended_wall_s = None if started is None or duration_s is None else started + duration_s
+        # A virtual board's seconds pass in no time: its job has not ended later than now.
+        ended_wall_s = None if started is None or duration_s is None else min(started + duration_s, self._now_s())
         reason = result.get("reason") or {}
         self._end(entry, {"outcome": result.get("outcome"), "reason": reason}, ended_wall_s)
         self._sums.disturbed_s += result.get("disturbed_s") or 0.0
@@ -229,14 +237,14 @@ class History:
         entry.reason_code, entry.reason_text = reason.get("code"), str(reason.get("text") or "")
         if outcome is not None:
             self._sums.jobs[outcome] = self._sums.jobs.get(outcome, 0) + 1
-            self.last = entry
+            self.last = entry if self.last is None or entry.began_wall_s >= self.last.began_wall_s else self.last
 
     # --- answers ------------------------------------------------------------------------------------------
 
     def entries(self, limit: int) -> list[Record]:
-        """The newest first."""
-        newest = [self._order[-1 - index] for index in range(min(max(0, limit), len(self._order)))]
-        return [entry.as_json() if isinstance(entry, JobEntry) else dict(entry) for entry in newest]
+        """The newest first. After a start all requests are read before the ledger, so the order is made by time."""
+        found = [entry.as_json() if isinstance(entry, JobEntry) else dict(entry) for entry in reversed(self._order)]
+        return sorted(found, key=lambda entry: -(entry.get("wall_s") or 0.0))[: max(0, limit)]
 
     def measured(self, candidate: Candidate) -> Record | None:
         """Its last valid measurement, of any job."""

@@ -180,7 +180,7 @@ def _paused(facts: Facts, pause: Pause, config: Config) -> Verdict:
         Do.NOTHING if in_force is None else Do.APPLY_REFERENCE,
         "pause",
         Next("the pause ends" if pause.until_wall_s is not None else "", pause.until_wall_s),
-        to_do="" if pause.until_wall_s is not None else "to end the pause: jouled pause --for 0",
+        to_do="" if pause.until_wall_s is not None else "to end the pause: jouled pause --end",
         stale=_stale_text(facts, config),
     )
 
@@ -219,13 +219,18 @@ def _outlived(facts: Facts, config: Config, stale: Stale) -> Verdict:
     wish = {"fingerprint": config.when.on_fingerprint_change, "engine": config.when.on_engine_change}
     if wish.get(stale.kind) == "retune":
         return replace(_begin_job(facts, config, f"{stale.kind}: {stale.text}"), stale=stale.text)
-    return Verdict(State.IDLE, to_do=f"the winner no longer holds: {stale.text}; jouled retune", stale=stale.text)
+    return Verdict(State.IDLE, to_do=f"the winner no longer holds: {stale.text}; {_retune(config)}", stale=stale.text)
 
 
 def _untuned(facts: Facts, config: Config) -> Verdict:
     if config.when.tune_on_start == "if_untuned" and facts.untuned:
         return _begin_job(facts, config, "untuned")
-    return Verdict(State.IDLE, to_do="not tuned yet: jouled retune" if facts.untuned else "")
+    return Verdict(State.IDLE, to_do=f"not tuned yet: {_retune(config)}" if facts.untuned else "")
+
+
+def _retune(config: Config) -> str:
+    """What is typed for a job; where the configuration names no bound, the request must."""
+    return "jouled retune" + ("" if config.target.has_bound() else " --latency-bound-ratio 1.2")
 
 
 def _apply_when_due(facts: Facts, config: Config, winner: Applied) -> Verdict:

@@ -244,7 +244,7 @@ class Outlook:
 
     def _shown_winner(self) -> Winner | None:
         winner = self.known.winner or self.known.applied
-        if winner is None:
+        if winner is None or not winner.workload:  # a mode applied by hand is nobody's winner
             return None
         decided = self.history.decided
         result: Mapping[str, Any] = decided if decided is not None and decided.get("job") == winner.decision_id else {}

@@ -174,7 +174,7 @@ class _Changing:
             if rejects:
                 rejected = read_winner(host.state_dir)
                 delete_winner(host.state_dir)
-            event = ROLLED_BACK if rejects else APPLIED
+            event = APPLIED if rejected is None else ROLLED_BACK
             more = self._more(goal, method, rejected)
             keep_change(host, Change(event, self._who, self._why, self._before, goal.mode, goal.source), **more)
             delete_snapshot(host.state_dir)
