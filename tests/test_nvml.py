@@ -130,7 +130,7 @@ def test_idle_power_is_measured_by_it_like_by_any_meter() -> None:
 
 
 def test_the_observer_tells_heat_throttling_clocks_and_load() -> None:
-    with opened(reasons=0x40 | 0x04, temperature_c=83) as (meter, _):
+    with opened(reasons=0x40 | 0x04, temperature_c=83, load=42) as (meter, _):
         seen = meter.observer.thermal()
         assert seen.hottest_c == 83.0
         assert seen.throttling == ("hw_thermal_slowdown", "sw_power_cap")
@@ -254,4 +254,4 @@ def test_lines_that_are_no_lines_are_left(caplog: pytest.LogCaptureFixture) -> N
     with opened() as (meter, _):
         meter._link._take(b"Segmentation fault")
         assert "no line of its protocol" in caplog.text
-        assert meter.observer.load() == 0.42
+        assert meter.observer.load() == 0.0

@@ -53,6 +53,7 @@ class Scripted:
     rail, coverage, averaging_s = "X", "module", 0.43
     rails = (Rail("X", 0.008, 0.02),)
     observer = None
+    gpu = None
 
     def __init__(self, *readings: float | None) -> None:
         self.readings = list(readings)

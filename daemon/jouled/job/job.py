@@ -56,6 +56,7 @@ from jouletune.trial import Trial
 log = logging.getLogger(__name__)
 
 _IDLE_STEPS = 10  # seconds
+_COUNTER_RATIO = 0.02
 
 
 def run_job(
@@ -103,6 +104,7 @@ class Job:
         self._ledger = Ledger(host.state_dir)
         self._events = Events(host.clock, self._id, [self._keep, *sinks])
         self._trials: Trials | None = None
+        self._doubts_counter = False
         self._meter: Meter | None = None
         self._marks: dict[str, str] = {}
         self.result = JobResult(job=self._id)
@@ -296,7 +298,16 @@ class Job:
 
     def _record(self, trial: Trial, taken: Taken | None) -> None:
         seen: dict[str, object] = {} if taken is None else {"temperature_c": taken.temperature_c}
+        ratio = None if taken is None else taken.counter_ratio
+        if ratio is not None:
+            seen["counter_ratio"] = ratio
         self._events.emit("trial", trial=trial.to_dict(), **seen)
+        if ratio is not None and abs(ratio - 1.0) > _COUNTER_RATIO and not self._doubts_counter:
+            self._doubts_counter = True
+            self._warn(
+                f"{trial.number}: the energy counter says {100 * (ratio - 1.0):+.1f} % of what the power adds up to; "
+                "energies are the counter's"
+            )
 
     def _progress(self, phase: str, now_s: float, duration_s: float) -> None:
         self._events.emit("progress", phase=phase, elapsed_s=now_s - self._began_s, stretch_s=duration_s)

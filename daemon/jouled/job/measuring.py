@@ -227,7 +227,7 @@ class _Attempt:
             evidence,
             cut,
             temperature_c=seen.last_c(),
-            counter_ratio=counter_ratio(trace, start_s, end_s),
+            counter_ratio=None if cut else counter_ratio(trace, start_s, end_s),
         )
 
     # --- the stretches ----------------------------------------------------------------------------------
