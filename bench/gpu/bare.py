@@ -24,6 +24,17 @@ cuda: Any = import_module("pycuda.driver")
 trt: Any = import_module("tensorrt")
 
 
+class Log(trt.ILogger):  # type: ignore[misc]  # TensorRT's base is known only where it is
+    """Errors to standard error."""
+
+    def __init__(self) -> None:
+        trt.ILogger.__init__(self)
+
+    def log(self, severity: Any, msg: str) -> None:
+        if severity.name in ("ERROR", "INTERNAL_ERROR"):
+            print(msg, file=sys.stderr)
+
+
 def made(value: Any, what: str) -> Any:
     """TensorRT answers None or False, and logs."""
     if value is None or value is False:
@@ -32,7 +43,7 @@ def made(value: Any, what: str) -> Any:
 
 
 def buffers(engine: Any, execution: Any, batch: int) -> Buffers:
-    """(is it an input, page-locked array, device memory) of each tensor."""
+    """(is it an input, page-locked bytes, device memory) of each tensor."""
     found = []
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     inputs = {name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT}
@@ -40,11 +51,11 @@ def buffers(engine: Any, execution: Any, batch: int) -> Buffers:
         shape = (batch, *tuple(engine.get_tensor_shape(name))[1:])
         made(execution.set_input_shape(name, shape), f"set_input_shape {name}")
     for name in names:
-        shape = tuple(execution.get_tensor_shape(name))
-        dtype = TYPES[engine.get_tensor_dtype(name).name]
-        host = cuda.pagelocked_empty(shape, dtype)
-        host[...] = np.random.default_rng(0).standard_normal(shape).astype(dtype) if name in inputs else 0
-        device = cuda.mem_alloc(host.nbytes)
+        shape, kind = tuple(execution.get_tensor_shape(name)), TYPES[engine.get_tensor_dtype(name).name]
+        values: Any = np.random.default_rng(0).standard_normal(shape).astype(kind)
+        host = cuda.pagelocked_empty(values.nbytes, np.uint8)
+        host[...] = values.reshape(-1).view(np.uint8)
+        device = cuda.mem_alloc(values.nbytes)
         made(execution.set_tensor_address(name, int(device)), f"set_tensor_address {name}")
         found.append((name in inputs, host, device))
     return found
@@ -60,11 +71,11 @@ def loop(execution: Any, stream: Any, done: Any, tensors: Buffers, seconds: floa
             return latencies
         for is_input, host, device in tensors:
             if is_input:
-                cuda.memcpy_htod_async(device, host, stream)
+                cuda.memcpy_htod_async(int(device), host, stream)
         made(execution.execute_async_v3(stream.handle), "execute_async_v3")
         for is_input, host, device in tensors:
             if not is_input:
-                cuda.memcpy_dtoh_async(host, device, stream)
+                cuda.memcpy_dtoh_async(host, int(device), stream)
         done.record(stream)
         done.synchronize()
         latencies.append(time.perf_counter() - began)
@@ -72,13 +83,14 @@ def loop(execution: Any, stream: Any, done: Any, tensors: Buffers, seconds: floa
 
 def measured(plan: str, batch: int, seconds: float, sync: str) -> Any:
     """Latencies on this plan, array (n,), after a second of warming up."""
-    runtime = trt.Runtime(trt.Logger(trt.Logger.WARNING))
+    runtime = trt.Runtime(Log())
     with open(plan, "rb") as file:
         engine = made(runtime.deserialize_cuda_engine(file.read()), "deserialize_cuda_engine")
     execution = made(engine.create_execution_context(), "create_execution_context")
     tensors = buffers(engine, execution, batch)
-    stream = cuda.Stream()
-    done = cuda.Event(cuda.event_flags.BLOCKING_SYNC if sync == "blocking" else cuda.event_flags.DEFAULT)
+    stream = cuda.Stream(1)  # CU_STREAM_NON_BLOCKING
+    wait = int(cuda.event_flags.BLOCKING_SYNC) if sync == "blocking" else 0
+    done = cuda.Event(int(cuda.event_flags.DISABLE_TIMING) | wait)
     loop(execution, stream, done, tensors, WARM_S)
     return np.array(loop(execution, stream, done, tensors, seconds))
 
@@ -87,11 +99,11 @@ def main() -> int:
     plan, batch, seconds, sync = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
     cuda.init()
     flags = cuda.ctx_flags.SCHED_BLOCKING_SYNC if sync == "blocking" else cuda.ctx_flags.SCHED_SPIN
-    context = cuda.Device(0).make_context(flags)
+    context = cuda.Device(0).make_context(int(flags))
     try:
         taken = measured(plan, batch, seconds, sync)
     finally:
-        context.pop()
+        context.detach()
     p50, p99 = np.percentile(taken, [50, 99])
     print(json.dumps({"sync": sync, "batch": batch, "n": len(taken), "p50_s": float(p50), "p99_s": float(p99)}))
     return 0

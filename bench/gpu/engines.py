@@ -14,6 +14,7 @@ import numpy as np
 from bench.gpu.place import ROOT, Numbers, Place, call
 
 SIDES = {"resnet50": (3, 224, 224), "tiny": (3, 64, 64)}
+STANDIN_SIDES = (3, 4, 4)
 MOST_ROWS = 16
 _LEAD_S = 1.0
 _SECONDS = 4.0
@@ -48,7 +49,8 @@ def build(place: Place, name: str, precision: str, *, opt: int = 8) -> Numbers:
     from jouled.workload.process_runner import build_plan, runner_argv
 
     plan = place.models / f"{name}_{precision}.plan"
-    shapes = {key: [rows, *SIDES[name]] for key, rows in (("min", 1), ("opt", opt), ("max", MOST_ROWS))}
+    sides = STANDIN_SIDES if place.standins else SIDES[name]
+    shapes = {key: [rows, *sides] for key, rows in (("min", 1), ("opt", opt), ("max", MOST_ROWS))}
     told = spec(
         place,
         plan,

@@ -21,11 +21,6 @@ export PYTHONHOME={base}/py310 PYTHONPATH={base}/t85 PYTHONDONTWRITEBYTECODE=1
 export LD_LIBRARY_PATH={base}/py310/lib:{base}/py310/lib/extra:{base}/stub85:{base}/t85/tensorrt{more}
 exec {base}/py310/bin/python3.10 "$@"
 """
-_STANDIN = """\
-#!/bin/sh
-export PYTHONPATH={standins}
-exec {python} "$@"
-"""
 
 
 def setup(place: Place) -> Numbers:
@@ -99,7 +94,7 @@ def unpack(place: Place) -> Numbers:
     began_s = time.monotonic()
     if place.standins:
         place.at.mkdir(parents=True, exist_ok=True)
-        text = _STANDIN.format(standins=place.standins, python=sys.executable)
+        text = (place.standins / "python").read_text()
     else:
         base = place.at / "trt"
         call(place, ["bash", place.pieces / "unpack.sh", place.pieces, base], what="unpack.sh")
