@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Iterable
 from pathlib import PurePath
 
 from jouled.job.result import JobResult, Side
-from jouletune.space import Candidate, PowerMode
+from jouletune.space import Candidate, PowerMode, Variant
 
 WIDTH = 79
+FIXED = "fixed"  # JobResult.method of a job that touches no knob
 _ONLY_IF_OTHER = ("engine", "batch", "instances")  # a row that says the same of all is left out
 _SCALES = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"))
 
@@ -37,6 +39,25 @@ def mode_text(mode: PowerMode) -> str:
     named = (("CPU", mode.cpu_hz), ("GPU", mode.gpu_hz), ("EMC", mode.emc_hz))
     clocks = [f"{name} {megahertz(value)}" for name, value in named if value is not None]
     return ", ".join([*parts, *clocks]) + (" MHz" if clocks else "")
+
+
+def variant_name(variant: Variant) -> str:
+    """A variant in few letters: the engine's name, b4 for batch 4, x2 for two instances; "" for the plain one."""
+    engine = [] if variant.engine is None else [variant.engine.rpartition("/")[2]]
+    batch = [f"b{variant.batch}"] if variant.batch != 1 else []
+    return " ".join([*engine, *batch, *([f"x{variant.instances}"] if variant.instances != 1 else [])])
+
+
+def _variant_text(variant: Variant) -> str:
+    parts = [variant.engine or "the workload as it is", f"batch {variant.batch}"]
+    return ", ".join([*parts, f"{variant.instances} instance{'s' if variant.instances > 1 else ''}"])
+
+
+def candidates_text(count: int, axes: Iterable[str]) -> str:
+    """How many there are to choose from, and of what."""
+    varied = set(axes)
+    is_variants_only = varied and not varied & {"cores", "cpu_hz", "gpu_hz", "emc_hz"}
+    return f"{count} variants" if is_variants_only else f"{count} power modes"
 
 
 def candidate_text(candidate: Candidate) -> str:
@@ -127,7 +148,7 @@ def _sides(result: JobResult) -> list[tuple[str, Side]]:
     if not is_own:
         named.append(("before this job" if result.applied else "in force", result.incumbent))
     if result.outcome == "tuned":
-        named.append(("in force now", result.winner))
+        named.append(("to deploy" if result.method == FIXED else "in force now", result.winner))
     elif result.best_seen is not None and result.best_seen != result.reference:
         named.append(("best seen", result.best_seen))
     return [(name, side) for name, side in named if side is not None]
@@ -154,7 +175,8 @@ def _headline(result: JobResult) -> str:
             return "tuned: back to the board's own mode, since what was in force broke a limit"
         less = "less" if result.saving_ratio >= 0 else "more"
         return (
-            f"tuned: {percent(abs(result.saving_ratio))} {less} energy per {result.inference_name} than before "
+            f"tuned: {percent(abs(result.saving_ratio))} {less} energy per {result.inference_name} "
+            f"than {'the first variant' if result.method == FIXED else 'before'} "
             f"(95 %: {percent(low)} to {percent(high)})"
         )
     return f"{result.outcome}: {result.reason_text}"
@@ -163,6 +185,8 @@ def _headline(result: JobResult) -> str:
 def _changes(result: JobResult) -> list[str]:
     """What is other than before the job, a line each."""
     before, after = result.incumbent, result.winner or result.reference
+    if result.method == FIXED:
+        return ["nothing: fixed mode touches no knob"]
     if result.outcome == "board_fault":
         return ["what could be put back was put back: jouled verify tells"]
     if not result.applied or before is None or after is None:
@@ -181,6 +205,14 @@ def _changes(result: JobResult) -> list[str]:
     return [", ".join(lines) or "nothing", f"by {how}; nothing of it outlives a reboot"]
 
 
+def _to_deploy(result: JobResult) -> str:
+    """The variant that was chosen, where it is not the one that runs: an application is its owner's to change."""
+    before, after = result.incumbent, result.winner
+    if before is None or after is None or before.candidate.variant == after.candidate.variant:
+        return ""
+    return f"{_variant_text(after.candidate.variant)} (instead of {_variant_text(before.candidate.variant)})"
+
+
 def _facts(result: JobResult, undo: str) -> list[tuple[str, str]]:
     """What stands below the table: a word, and what is to be said of it."""
     thrown = ", ".join(f"{count} {reason}" for reason, count in sorted(result.invalid.items()))
@@ -191,11 +223,13 @@ def _facts(result: JobResult, undo: str) -> list[tuple[str, str]]:
         (
             "job",
             f"{result.job}, {duration(result.duration_s)}, the board disturbed for {duration(result.disturbed_s)}: "
-            f"{result.measurements} windows on {result.trials} of {result.grid_size or 0} power modes",
+            f"{result.measurements} windows on {result.trials} of {result.grid_size or 0} "
+            f"{'variants' if result.method == FIXED else 'power modes'}",
         ),
         ("invalid", thrown),
         ("errors", "95 % intervals: +- and the upper limit; the shunt's own tolerance is in none of them"),
         *(("changed", change) for change in _changes(result)),
+        ("deploy", _to_deploy(result)),
         ("undo", undo if result.applied else ""),
         *(("warning", text) for text in result.warnings),
         ("to do", result.hint),

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from jouled.board.modename import mode_name
-from jouled.cli.output import duration, quantity
+from jouled.cli.output import candidates_text, duration, quantity, variant_name
 from jouled.job.events import Event
 from jouletune.space import PowerMode, Variant
 
@@ -32,7 +32,8 @@ class Progress:
         kind = event["event"]
         if kind == "job_started":
             return (
-                f"{event['board']} in {event['base_mode']}: {event['grid_size']} power modes, "
+                f"{event['board']} in {event['base_mode']}: "
+                f"{candidates_text(event['grid_size'], event['axes'])}, "
                 f"about {duration(event['expected_s'])}"
             )
         if kind == "phase":
@@ -47,13 +48,14 @@ class Progress:
 
     def _trial(self, trial: dict[str, Any]) -> str:
         variant = Variant(**trial["candidate"]["variant"])
-        name = mode_name(PowerMode(**trial["candidate"]["mode"])) + (
-            "" if variant == Variant() else f" b{variant.batch}"
-        )
+        mode = PowerMode(**trial["candidate"]["mode"])
+        name = " ".join(filter(None, (mode_name(mode) if mode != PowerMode() else "", variant_name(variant))))
         head = f"{trial['number'] + 1:3d}  {name:24}{'L' if trial['policy'] == 'locked' else ' '}"
         window = trial["measurement"]
         if trial["invalid"] is not None:
             return f"{head} thrown away: {trial['invalid']} {trial['detail']}".rstrip()
+        if trial["infeasible"] == "memory":
+            return f"{head} does not fit: {trial['detail']}"
         if window is None:
             return f"{head} too slow, cut short"
         upper_s = window["latency_upper_s"]

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from jouled.cli.arguments import here
-from jouled.cli.output import duration, ending
+from jouled.cli.output import candidates_text, duration, ending
 from jouled.cli.progress import Progress
 from jouled.cli.site import arrival_of, open_site, require_root
 from jouled.job.cancel import Cancellation
@@ -89,7 +89,7 @@ def _say(arguments: argparse.Namespace, site: Site, result: JobResult) -> None:
     else:
         result.hint = here(result.hint, site.options)
         print(ending(result, undo=_undo(site, result)))
-        if result.outcome == "tuned":
+        if result.outcome == "tuned" and not site.fixed:
             print(f"\nnext: {here('jouled verify', site.options)}")
 
 
@@ -102,7 +102,7 @@ def _plan_text(plan: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"{plan['board']} in {plan['base_mode']}, {plan['workload']}, rail {plan['rail']}",
-            f"{plan['grid_size']} power modes ({axes})",
+            f"{candidates_text(plan['grid_size'], plan['axes'])} ({axes})",
             f"sampler {plan['sampler']}, at most {plan['budget']} windows, then finals",
             f"about {duration(plan['expected_s'])}, in which the board runs the workload ({plan['arrival']})",
             "dry run: nothing was touched",

@@ -225,14 +225,14 @@ class Job:
         if prepare is None:
             return
         modes.enter(ground.reference, ClocksPolicy.CAPPED, Why.REFERENCE)
-        self._events.emit("phase", phase="build")
-
-        def beat() -> None:
-            self._cancellation.check()
-            self._progress("build", self._host.clock.monotonic_s(), BUILD_S)
-
-        for sentence in prepare(beat):
+        self._events.emit("mode_applied", index=ground.space.reference, policy=ClocksPolicy.CAPPED.value)
+        for sentence in prepare(self._beat):
             self._warn(sentence)
+
+    def _beat(self) -> None:
+        """Each second in which a runner is waited for: builds and loads may take long."""
+        self._cancellation.check()
+        self._progress("load", self._host.clock.monotonic_s(), BUILD_S)
 
     def _tune(self, ground: Ground) -> None:
         modes, folder = self._begin(ground), self._host.state_dir
@@ -305,8 +305,8 @@ class Job:
         if ratio is not None and abs(ratio - 1.0) > _COUNTER_RATIO and not self._doubts_counter:
             self._doubts_counter = True
             self._warn(
-                f"{trial.number}: the energy counter says {100 * (ratio - 1.0):+.1f} % of what the power adds up to; "
-                "energies are the counter's"
+                f"window {trial.number}: the energy counter differs by {100 * (ratio - 1.0):+.1f} % from the integrated "
+                "power; energies are the counter's"
             )
 
     def _progress(self, phase: str, now_s: float, duration_s: float) -> None:

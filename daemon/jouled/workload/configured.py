@@ -7,7 +7,7 @@ import os
 import pwd
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from jouled.board.host import Host
 from jouled.config.tables import Config, WorkloadEntry
@@ -18,6 +18,8 @@ from jouled.workload.memory import MemoryNeed, available_bytes, check_fits
 from jouled.workload.plans import PlanCache, profile_of
 from jouled.workload.process_runner import ProcessRunner, about, build_plan, runner_argv
 from jouled.workload.runner import Arrival, Loaded, Runner
+from jouled.workload.trtexec import WARNING as TRTEXEC_WARNING
+from jouled.workload.trtexec import TrtexecRunner
 from jouletune.measurement import Completions
 from jouletune.space import Variant
 
@@ -73,7 +75,7 @@ class ConfiguredWorkload:
             self._runner = _Switched(self._make())
         return self._runner
 
-    def _make(self) -> Runner:
+    def _make(self) -> _Beating:
         if self.entry.kind == "command":
             return CommandRunner(
                 self.host.processes,
@@ -96,9 +98,7 @@ class ConfiguredWorkload:
             environment=_ENVIRONMENT,
         )
 
-    def _trtexec(self) -> Runner:
-        from jouled.workload.trtexec import TrtexecRunner
-
+    def _trtexec(self) -> TrtexecRunner:
         job = self.config.job
         return TrtexecRunner(
             self.host.processes,
@@ -159,12 +159,14 @@ class ConfiguredWorkload:
         Raises WorkloadError, StateError, and what `beat` raises.
         """
         said = []
+        assert self._runner is not None, "a job has its runner before it prepares it"
+        self._runner.beat = beat
         if self.user is None and os.geteuid() == 0:
             said.append(
                 f"there is no user {RUNNER_USER} here: the workload runs as root (sudo jouled install makes it)"
             )
         if self.entry.kind != "tensorrt":
-            return (*said, _trtexec_warning()) if self.entry.kind == "trtexec" else tuple(said)
+            return (*said, TRTEXEC_WARNING) if self.entry.kind == "trtexec" else tuple(said)
         try:
             told = about(self.host.processes, argv=self._argv(), user=self.user, environment=_ENVIRONMENT)
         except WorkloadError as error:
@@ -180,9 +182,9 @@ class ConfiguredWorkload:
         if self.arrival.kind != "back_to_back" or (self.entry.batch != (1,) and not self.entry.shapes):
             raise error
         log.warning("%s", error)
-        assert self._runner is not None, "a job has its runner before it prepares it"
+        assert self._runner is not None
         self._runner.switch(self._trtexec())
-        return f"{_trtexec_warning()} ({error})"
+        return f"{TRTEXEC_WARNING} ({error})"
 
     def _build(self, told: Mapping[str, Any], beat: Callable[[], None]) -> None:
         cache = PlanCache(self.host.state_dir, self.user)
@@ -202,21 +204,31 @@ class ConfiguredWorkload:
                 self._plans[onnx, batch] = str(cache.plan(self.build_spec(onnx, batch), told, build))
 
 
-def _trtexec_warning() -> str:
-    from jouled.workload.trtexec import WARNING
+class _Beating(Runner, Protocol):
+    """A runner that may be waited for."""
 
-    return WARNING
+    beat: Callable[[], None]
 
 
 class _Switched:
     """A runner that may be exchanged before it is used."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: _Beating) -> None:
         self._runner = runner
         self.arrival = runner.arrival
 
-    def switch(self, runner: Runner) -> None:
+    @property
+    def beat(self) -> Callable[[], None]:
+        """What is called each second while the runner is waited for."""
+        return self._runner.beat
+
+    @beat.setter
+    def beat(self, beat: Callable[[], None]) -> None:
+        self._runner.beat = beat
+
+    def switch(self, runner: _Beating) -> None:
         self._runner.close()
+        runner.beat = self._runner.beat
         self._runner = runner
 
     def load(self, variant: Variant) -> Loaded:
