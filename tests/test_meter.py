@@ -14,15 +14,20 @@ from jouled.board.clocks import ClockReading
 from jouled.board.discover import discover_domains
 from jouled.board.domains import Domains
 from jouled.board.gpuload import GpuClient
-from jouled.board.meter import Meter, choose_meter, observer_of
+from jouled.board.grid import board_space
+from jouled.board.meter import Chosen, Meter, choose_meter, observer_of
 from jouled.board.nvml_link import GpuInfo
 from jouled.board.observer import Observer, SysfsObserver, Together
 from jouled.board.process import Processes
 from jouled.board.rails import Ina3221Meter, find_meter
 from jouled.board.thermal import ThermalState
+from jouled.config import load
 from jouled.errors import ConfigError, NotSupportedError, SensorError
 from jouled.job.cancel import Cancellation
+from jouled.job.events import Event
+from jouled.job.job import run_job
 from jouled.job.measuring import Measurer, MeasuringSettings, Taken, Wanted
+from jouled.job.request import Request
 from jouled.virtual.machine import VirtualMachine
 from jouled.virtual.runner import VirtualRunner
 from jouled.workload.runner import Arrival
@@ -304,3 +309,27 @@ def test_a_window_of_five_seconds_is_enough_for_a_counter(bench: Bench) -> None:
     taken = bench.take()
     assert taken.end_s - taken.start_s == pytest.approx(5.0)
     assert taken.evidence.sensor is None
+
+
+@pytest.mark.parametrize(("gain", "warnings"), [(1.0, 0), (1.04, 1)])
+def test_a_job_says_once_where_counter_and_power_differ_and_lets_go_of_its_meter(
+    machine: VirtualMachine, tmp_path: Path, gain: float, warnings: int
+) -> None:
+    meter, events = FakeMeter(gain=gain), list[Event]()
+    config = load(None, {"target.latency_bound_ratio": 1.4, "job.budget": 3, "job.watch_s": 5.0})
+    request = Request(
+        config,
+        "virtual",
+        lambda board: board_space(board, config.grid),
+        choose_meter=lambda *_: Chosen(meter, "the only one", is_fallback=True),
+    )
+    runner = VirtualRunner(machine, Arrival())
+    result = run_job(machine.host(tmp_path), request, runner, cancellation=Cancellation(), sinks=(events.append,))
+    assert result.rail == "nvml:GPU0"
+    assert sum("energy counter differs by +4.0 %" in text for text in result.warnings) == warnings
+    assert "the only one" in result.warnings
+    ratios = [event["counter_ratio"] for event in events if event["event"] == "trial" and "counter_ratio" in event]
+    assert len(ratios) > 3
+    assert ratios == pytest.approx([gain] * len(ratios))
+    assert meter.closed
+    machine.close()
