@@ -305,8 +305,8 @@ class Job:
         if ratio is not None and abs(ratio - 1.0) > _COUNTER_RATIO and not self._doubts_counter:
             self._doubts_counter = True
             self._warn(
-                f"window {trial.number}: the energy counter differs by {100 * (ratio - 1.0):+.1f} % from the integrated "
-                "power; energies are the counter's"
+                f"window {trial.number}: the energy counter differs by {100 * (ratio - 1.0):+.1f} % from the"
+                " integrated power; energies are the counter's"
             )
 
     def _progress(self, phase: str, now_s: float, duration_s: float) -> None:
