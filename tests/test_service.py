@@ -769,6 +769,17 @@ def test_cancel_reaches_the_worker_and_only_for_the_job_that_runs(machine: Machi
     assert machine.cancelled == "user"
 
 
+def test_cancel_of_a_job_whose_worker_has_just_gone_is_a_conflict(machine: Machine) -> None:
+    async def work(service: Service) -> None:
+        job = await service.retune(BOUND, PEER)
+        assert service.running is not None
+        service.running._conversation._line.writer.transport.abort()
+        with pytest.raises(UsageError, match="is ending already"):
+            await service.cancel(job, PEER)
+
+    live(machine, work)
+
+
 def test_a_worker_that_dies_in_a_job_is_followed_by_one_that_restores(machine: Machine) -> None:
     machine.dies_at = "search"
 
@@ -1032,6 +1043,46 @@ def test_a_stop_keeps_the_winner_by_default(machine: Machine) -> None:
     live(machine, _nothing)
     assert machine.heard == []
     assert read_applied(machine.folder) is not None
+
+
+@dataclass
+class Slow(Machine):
+    """Its worker carries nothing out before `go`."""
+
+    async def answer(self, told: dict[str, Any], reader: asyncio.StreamReader, say: Events) -> None:
+        if told.get("why") == "user":
+            await self.go.wait()
+        await super().answer(told, reader, say)
+
+
+def test_the_end_waits_for_what_people_asked_for(tmp_path: Path) -> None:
+    machine = Slow(tmp_path)
+    machine.put_in_force()
+
+    async def work(service: Service) -> None:
+        applying = asyncio.ensure_future(service.apply("winner", PEER))
+        await until(service.lock.locked)
+        late = asyncio.ensure_future(service.apply("reference", PEER))
+        service.stop()
+        await until(service._stop.is_set)
+        machine.go.set()
+        assert (await applying)["mode"] == NAME
+        with pytest.raises(Unavailable, match="ending"):
+            await late
+
+    live(machine, work, keep__on_stop="restore")
+    assert machine.commands() == ["apply winner user", "apply reference stop"]
+    assert read_applied(machine.folder) is None
+
+
+def test_a_mistake_ends_the_daemon_and_is_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def wrong(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(service_loop, "ask", wrong)
+    machine.leave_snapshot()
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(asyncio.wait_for(_service(machine).run(), 20))
 
 
 def test_on_stop_restore_applies_the_reference_and_the_next_start_the_winner(machine: Machine) -> None:

@@ -55,6 +55,7 @@ from jouled.board import orphans, process
 from jouled.cli import main
 from jouled.job.events import Events
 from jouled.virtual.faults import set_faults
+from jouled.worker import applying, standing
 told = json.loads(sys.argv.pop(1))
 folder = Path(told["folder"])
 root, stuck, hung, then = folder / "board", folder / "stuck", folder / "hung", folder / "then"
@@ -75,6 +76,13 @@ def sending(descriptor, number):
         send(descriptor, number)
 Events.emit, os.killpg, signal.pidfd_send_signal = emitting, killing, sending
 orphans.is_uninterruptible = lambda pid: stuck.exists()
+put_back = standing.restore_held
+def putting_back(host):
+    if (folder / "snapshot.json").exists():
+        with (folder / "tries").open("a") as file:
+            print(os.getpid(), file=file)
+    return put_back(host)
+standing.restore_held = applying.restore_held = putting_back
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -168,6 +176,10 @@ class Scene:
 
     def lines(self, event: str) -> list[dict[str, Any]]:
         return [line for line in Ledger(self.folder).read().events if line["event"] == event]
+
+    def assert_each_worker_tried_once(self) -> None:
+        tried = (self.folder / "tries").read_text().split()
+        assert len(tried) == len(set(tried)) > 1
 
     def assert_as_found(self) -> None:
         assert self.knobs() == self.found
@@ -294,6 +306,7 @@ def test_a_child_that_hangs_in_the_kernel_is_written_beside_by_nobody_until_it_i
         hanging.assert_as_found()
 
     hanging.live(work)
+    hanging.assert_each_worker_tried_once()
     (line,) = hanging.lines("restored")[-1:]
     assert (line["who"], line["why"]) == ("jouled", "restore")
 
@@ -310,10 +323,12 @@ def test_while_a_child_hangs_whatever_people_ask_for_writes_nothing_either(hangi
             with pytest.raises(Refused, match="hangs in the kernel") as error:
                 await ask()
             assert f"pid {hung}" in error.value.hint
+        due_s = service.outlook.memory.retry_s
         await service.verify(PEER)
         await service.forget("12-1497.6-918-2133", False, PEER)
         await service.pause(60.0, PEER)
         assert service.status().state is State.STUCK
+        assert service.outlook.memory.retry_s == due_s > hanging.clock.monotonic_s()
         assert_untouched(hanging)
 
     hanging.live(work)
@@ -331,6 +346,8 @@ def test_a_child_that_hangs_while_a_mode_is_applied_by_hand_is_written_beside_by
         assert (failed.value.kind, f"pid {hung}" in str(failed.value)) == ("StuckError", True)
         await until(lambda: service.status().state is State.STUCK)
         assert f"pid {hung}" in service.status().to_do
+        assert service.outlook.memory.retry_s > hanging.clock.monotonic_s() + STUCK_EVERY_S / 2
+        assert len(hanging.doors.pids) == 1
         assert_untouched(hanging)
         (hanging.folder / "stuck").unlink()
         hanging.clock.ahead_s += STUCK_EVERY_S
@@ -339,6 +356,7 @@ def test_a_child_that_hangs_while_a_mode_is_applied_by_hand_is_written_beside_by
         hanging.assert_as_found()
 
     hanging.live(work)
+    hanging.assert_each_worker_tried_once()
 
 
 def test_a_worker_that_serves_somebody_else_does_not_hide_which_process_hangs(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from jouled.board.modename import mode_name, parse_mode_name
 from jouled.board.pending import Standing
 from jouled.errors import ConfigError, JouledError, UsageError
 from jouled.service.keeper import Do, Pause
-from jouled.service.loop import Loop
+from jouled.service.loop import Loop, is_stuck
 from jouled.service.requests import delete_pause, write_pause
-from jouled.service.workers import WorkerBusy
-from jouled.state import Conflict, Peer, Refused, State, Status, Unavailable
+from jouled.service.workers import WorkerBusy, WorkerDied
+from jouled.state import Conflict, Failed, Peer, Refused, State, Status, Unavailable
 
 _FORBIDS = {
     State.DISABLED: "no knob may be written",
@@ -159,7 +159,10 @@ class Service(Loop):
         if running is None or running.id != job:
             raise UsageError(f"job {job[:40]} does not run", hint="jouled status")
         self.keep_request("cancel", str(peer), of_job=job)
-        await running.cancel("user")
+        try:
+            await running.cancel("user")
+        except WorkerDied as error:
+            raise UsageError(f"job {job[:40]} is ending already: {error}", hint="jouled status") from error
 
     async def apply(self, target: str, peer: Peer) -> Mapping[str, Any]:
         if target not in ("winner", "reference"):
@@ -189,8 +192,12 @@ class Service(Loop):
             result: Mapping[str, Any] = await work(str(peer))
         except WorkerBusy as error:
             raise Conflict(str(error), hint=error.hint) from error
+        except Failed as error:
+            if is_stuck(error):
+                self._note_failure(verb, error)
+            raise
         finally:
-            self._remember(contested=False, applies_s=(), retry_s=0.0)
+            self.forgive()
             self.wake()
         self.look()
         self.fanout.publish({"v": 1, "event": verb, "who": str(peer), "result": result})
@@ -239,13 +246,13 @@ class Service(Loop):
             else:
                 until_wall_s = None if for_s is None else self._clock.wall_s() + for_s
                 write_pause(self.site.host.state_dir, Pause(until_wall_s, str(peer)))
-            self._remember(retry_s=0.0, contested=False, applies_s=())
+            self.forgive()
             verdict = self.look()
             if verdict.do in (Do.APPLY_REFERENCE, Do.APPLY_WINNER):
                 try:
                     await self._carry_out(verdict)
                 except JouledError as error:  # the pause stands, and what it asks for is tried again by itself
-                    self._note_failure(error)
+                    self._note_failure(verdict.do.value, error)
                 self.look()
         status = self.status()
         return {

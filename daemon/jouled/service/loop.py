@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -42,6 +42,11 @@ _STOP_S = 150.0
 ITSELF = "jouled"
 
 CheckRequest = Callable[[Mapping[str, Any]], Config]
+
+
+def is_stuck(error: JouledError) -> bool:
+    """Does the worker say that a child of its hangs in the kernel?"""
+    return isinstance(error, Failed) and error.kind == "StuckError"
 
 
 class Loop:
@@ -78,6 +83,7 @@ class Loop:
         self._apart_s = self._clock.boottime_s() - self._clock.monotonic_s()
         self._pending: tuple[object, float] | None = None
         self._deaths: dict[str, str] = {}
+        self._mistake: BaseException | None = None
 
     # --- the whole ----------------------------------------------------------------------------------------
 
@@ -95,6 +101,8 @@ class Loop:
                 await self._is_dirty.wait()
                 timer.cancel()
             await self._end()
+            if self._mistake is not None:
+                raise self._mistake
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
@@ -154,17 +162,8 @@ class Loop:
         if self.outlook.memory.contested and self.outlook.is_winner_right:
             self._remember(contested=False, applies_s=())
         verdict = self.outlook.decide(job_phase=None if self.running is None else self.running.phase)
-        self._notifier.status(self._line())
+        self._notifier.status(self.outlook.line(None if self.running is None else self.running.id))
         return verdict
-
-    def _line(self) -> str:
-        status = self.outlook.status(None)
-        if self.running is not None:
-            return f"{status.state.value}: job {self.running.id}"
-        if status.in_force is None:
-            return f"{status.state.value}: the board cannot be read"
-        right = "verified" if status.in_force.verified else f"{len(status.mismatches)} knobs differ"
-        return f"{status.state.value}: {mode_name(status.in_force.mode)} ({status.in_force.source.value}), {right}"
 
     # --- by itself ----------------------------------------------------------------------------------------
 
@@ -173,11 +172,11 @@ class Loop:
         if self.running is not None:
             return
         verdict = self.outlook.verdict
-        self.outlook.memory = replace(self.outlook.memory, contested=self.outlook.memory.contested or verdict.contested)
+        self._remember(contested=self.outlook.memory.contested or verdict.contested)
         if verdict.do is not Do.NOTHING:
             self._spawn_action(self._carry_out(verdict))
         elif self._is_idle() and self._wants_full_verify():
-            self._spawn_action(self._verify_fully())
+            self._spawn_action(self.verify_fully())
         elif self._is_idle():
             self.settle_jobs()
 
@@ -186,7 +185,21 @@ class Loop:
         return not (facts.holder or facts.has_snapshot or facts.switched_off or facts.memory.stuck)
 
     def _spawn_action(self, work: Any) -> None:
-        self._action = asyncio.get_running_loop().create_task(self._guarded(work))
+        self._action = self._spawn(self._guarded(work))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin it. What it does not expect ends the daemon: a fresh one begins by putting things right."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and task.exception() is not None:
+                self._mistake = task.exception()
+                self.stop()
+
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(ended)
+        return task
 
     async def _guarded(self, work: Any) -> None:
         try:
@@ -199,23 +212,28 @@ class Loop:
             trouble = self.outlook.memory.trouble if self.outlook.memory.stuck else str(error)
             self._remember(retry_s=self._clock.monotonic_s() + _BUSY_AGAIN_S, trouble=trouble)
         except JouledError as error:
-            self._note_failure(error)
+            self._note_failure(self.outlook.verdict.do.value, error)
         finally:
             self._action = None
             self.wake()
 
-    def _note_failure(self, error: JouledError) -> None:
+    def _note_failure(self, what: str, error: JouledError) -> None:
         """Not again at once: after 1 … 60 s, or each 60 s where the worker hangs in the kernel."""
-        log.error("%s: %s", self.outlook.verdict.do.value, error)
-        is_stuck = isinstance(error, Failed) and error.kind == "StuckError"
-        pause_s = STUCK_EVERY_S if is_stuck else min(_LONGEST_PAUSE_S, 2.0**self._failures)
+        log.error("%s: %s", what, error)
+        pause_s = STUCK_EVERY_S if is_stuck(error) else min(_LONGEST_PAUSE_S, 2.0**self._failures)
         self._failures += 1
         self._remember(
-            stuck=is_stuck, retry_s=self._clock.monotonic_s() + pause_s, trouble=f"{error}" + _to_do(error.hint)
+            stuck=is_stuck(error), retry_s=self._clock.monotonic_s() + pause_s, trouble=f"{error}" + _to_do(error.hint)
         )
 
     def _remember(self, **changes: Any) -> None:
         self.outlook.memory = replace(self.outlook.memory, **changes)
+
+    def forgive(self) -> None:
+        """Somebody has asked for something: what failed may be tried again at once, but beside what hangs nothing."""
+        self._remember(contested=False, applies_s=())
+        if not self.outlook.memory.stuck:
+            self._remember(retry_s=0.0)
 
     async def _carry_out(self, verdict: Verdict) -> None:
         if verdict.do is Do.RESTORE:
@@ -250,9 +268,6 @@ class Loop:
             return True
         return now_s >= self._full_due_s
 
-    async def _verify_fully(self) -> None:
-        await self.verify_fully()
-
     async def verify_fully(self) -> Mapping[str, Any]:
         """The worker's look at every knob. Raises as `ask`."""
         self._full_due_s = self._clock.monotonic_s() + FULL_VERIFY_EVERY_S
@@ -285,9 +300,7 @@ class Loop:
             raise
         self.running = Job(job, who, conversation, self._clock.wall_s())
         self.look()
-        task = asyncio.get_running_loop().create_task(self._follow(self.running))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._spawn(self._follow(self.running))
         self.wake()
         return job
 
@@ -355,14 +368,20 @@ class Loop:
             await asyncio.wait({ending}, timeout=self._tick_s)
         ending.result()
 
+    async def _quiet(self) -> None:
+        """The job and what the worker was asked for, by whomever, are over."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+        async with self.lock:
+            pass
+
     async def _leave(self) -> None:
         """Cancel the job and hear it out; then the reference, where `on_stop` wants it."""
         if self.running is not None:
             with suppress(Unavailable):
                 await self.running.cancel("daemon_gone")
-        working = {*self._tasks, *({self._action} if self._action is not None else ())}
-        if working:
-            await asyncio.wait(working, timeout=_STOP_S)
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._quiet(), _STOP_S)
         self.running = None
         self.outlook.look(is_board_ours=False)
         if on_stop(self.outlook.facts(job_phase=None), self.config) is not Do.APPLY_REFERENCE:

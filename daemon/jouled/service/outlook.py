@@ -10,6 +10,7 @@ from typing import Any
 
 from jouled import __version__
 from jouled.board.applied import Applied
+from jouled.board.modename import mode_name
 from jouled.config import Config
 from jouled.job.site import Site
 from jouled.service.files import Files, Known, living_holder, switched_off
@@ -217,6 +218,16 @@ class Outlook:
             journal_fields=self._journal_fields,
             started_wall_s=self._started_wall_s,
         )
+
+    def line(self, job: str | None) -> str:
+        """In one, for `systemctl status`; `job`: which one runs."""
+        state, found = self._state.value, self._shown_in_force()
+        if job is not None:
+            return f"{state}: job {job}"
+        if found is None:
+            return f"{state}: the board cannot be read"
+        right = "verified" if found.verified else f"{len(self.mismatches)} knobs differ"
+        return f"{state}: {mode_name(found.mode)} ({found.source.value}), {right}"
 
     def _paused_until_wall_s(self) -> float | None:
         pause = self.known.pause

@@ -1,4 +1,4 @@
-"""What the worker, the ledger and the requests tell, as far as the daemon relies on it: each thing of its type, or none.
+"""What the worker, the ledger and the requests tell, as far as the daemon relies on it: each of its type, or none.
 
 A line that is JSON, and in a file has its checksum, may still come from another version, or from a mistake. It is
 checked once, where it comes in, and whatever follows may take it at its word. What is not named here is passed on as
@@ -136,7 +136,13 @@ def check(message: Mapping[str, Any], shape: type[Struct]) -> None:
         raise ValueError(str(error)) from None
 
 
-_LINES = {"request": Request, "ended": Ended, "applied": Change, "rolled_back": Change, "restored": Change}
+_LINES: Mapping[str, type[Struct]] = {
+    "request": Request,
+    "ended": Ended,
+    "applied": Change,
+    "rolled_back": Change,
+    "restored": Change,
+}
 
 
 def check_line(record: Mapping[str, Any]) -> None:

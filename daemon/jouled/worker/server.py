@@ -23,7 +23,7 @@ from jouled.board.host import Host
 from jouled.board.lock import read_holder
 from jouled.board.pending import SURVIVED_S, clear_pending
 from jouled.board.snapshot import snapshot_path
-from jouled.errors import ConfigError, JouledError
+from jouled.errors import ConfigError, JouledError, StuckError
 from jouled.job.events import Event, finite
 from jouled.job.site import Site
 from jouled.worker import commands
@@ -91,6 +91,7 @@ class Server:
         self._idle_s = idle_s
         self._is_single = listener is None
         self._is_stopping = False
+        self._is_stuck = False
         self._verb = "waiting"
         self._peer: Peer | None = None
         self._arrivals: SimpleQueue[Peer | None] = SimpleQueue()
@@ -223,10 +224,11 @@ class Server:
             command = peer.command()
             if command is None:
                 return None
-            self._verb = _VERBS[type(command)]
+            self._verb, self._is_stuck = _VERBS[type(command)], False
             log.info("%s, asked by %s (pid %d, uid %d)", self._verb, getattr(command, "who", "-"), peer.pid, peer.uid)
             return self._carry_out(peer, command)
         except JouledError as error:
+            self._is_stuck = isinstance(error, StuckError)
             log.error("%s%s", error, f" (to do: {error.hint})" if error.hint else "")
             return finished(None, error_of(error))
         except JouletuneError as error:
@@ -302,9 +304,12 @@ class Server:
     # --- the board --------------------------------------------------------------------------------------
 
     def _put_back(self) -> None:
-        """On every way out: where a snapshot still lies there and nobody else holds the board, finish it."""
+        """On every way out: where a snapshot still lies there and nobody else holds the board, finish it.
+
+        Beside a child that hangs in the kernel that has failed just now: the next try is the next command's.
+        """
         look = self._doors.look
-        if not snapshot_path(look.state_dir).exists() or read_holder(look) is not None:
+        if self._is_stuck or not snapshot_path(look.state_dir).exists() or read_holder(look) is not None:
             return
         try:
             site = self._doors.open({}, is_restore=True)
@@ -313,6 +318,7 @@ class Server:
             finally:
                 site.close()
         except JouledError as error:
+            self._is_stuck = isinstance(error, StuckError)
             log.error("not restored: %s", error)
         finally:
             self._deadlines.leave()
