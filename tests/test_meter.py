@@ -333,3 +333,18 @@ def test_a_job_says_once_where_counter_and_power_differ_and_lets_go_of_its_meter
     assert ratios == pytest.approx([gain] * len(ratios))
     assert meter.closed
     machine.close()
+
+
+def test_a_job_that_cannot_begin_leaves_no_meter_open(machine: VirtualMachine, tmp_path: Path) -> None:
+    meter = FakeMeter(averaging_s=1.0)
+    config = load(None, {"target.latency_bound_ratio": 1.4, "job.window_min_s": 16.0})
+    request = Request(
+        config,
+        "virtual",
+        lambda board: board_space(board, config.grid),
+        choose_meter=lambda *_: Chosen(meter, "the only one"),
+    )
+    with pytest.raises(ConfigError, match=r"wanted at least 32.0 s \(32 averages of this sensor\)"):
+        run_job(machine.host(tmp_path), request, VirtualRunner(machine, Arrival()), cancellation=Cancellation())
+    assert meter.closed
+    machine.close()

@@ -25,7 +25,7 @@ from jouled.errors import BusyError, NotSupportedError, StateError
 from jouled.job.blocks import Arm
 from jouled.job.custody import Charge
 from jouled.job.enforcement import watched
-from jouled.job.ground import Ground, check_windows, open_meter
+from jouled.job.ground import Ground, open_meter
 from jouled.job.modes import Modes
 from jouled.job.trials import Trials
 from jouled.job.tuning import Finding, Stopped
@@ -167,8 +167,8 @@ class FixedCustody:
 
     def _ground(self, board: Board | None, found: Knobs, mode: PowerMode) -> Ground:
         request = self._charge.request
+        space = Space.of([Candidate(mode, variant) for variant in request.variants], 0)
         opened = open_meter(self._host, request, board)
-        check_windows(request.config, opened.meter)
         gpu = opened.meter.gpu
         name, marks, versions = "unknown machine", {}, {}
         if board is not None:
@@ -176,7 +176,6 @@ class FixedCustody:
             versions = {"l4t": board.identity.l4t or "unknown"}
         elif gpu is not None:
             name, marks, versions = gpu.name, {"gpu": gpu.name, "uuid": gpu.uuid}, {"driver": gpu.driver}
-        space = Space.of([Candidate(mode, variant) for variant in request.variants], 0)
         return Ground(
             name=name,
             base_mode=METHOD if board is None else board.base_mode.name,

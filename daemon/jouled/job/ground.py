@@ -18,7 +18,7 @@ from jouled.board.pending import read_quarantine
 from jouled.board.rails import find_meter
 from jouled.board.winner import home_of, winner_in_force
 from jouled.config import Config
-from jouled.errors import BoardError, BusyError, ConfigError, ToolAbsentError
+from jouled.errors import BoardError, BusyError, ConfigError, JouledError, ToolAbsentError
 from jouled.job.blocks import Arm
 from jouled.job.cancel import Cancellation
 from jouled.job.request import Request
@@ -67,13 +67,12 @@ def survey(host: Host, request: Request) -> Ground:
             'mode: wanted "tune", got "observe": no knob is ever written', hint="change it, or do not tune"
         )
     board = discover(host, config.board.base_mode)
-    opened = open_meter(host, request, board)
-    check_windows(config, opened.meter)
     marks = fingerprint(board, config.board.external_w)
     applied = winner_in_force(host, marks)
     found = read_knobs(host.sysfs, board.domains)
     space = _without_quarantined(host, request.make_space(board), marks)
     space, incumbent = _with_incumbent(space, applied)
+    opened = open_meter(host, request, board)  # last: from here on it must be closed
     return Ground(
         name=board.file.name,
         base_mode=board.base_mode.name,
@@ -102,7 +101,10 @@ class Opened:
 
 
 def open_meter(host: Host, request: Request, board: Board | None) -> Opened:
-    """What measures the total: the board's own rails, or NVML. Raises NotSupportedError, ConfigError."""
+    """What measures the total: the board's own rails, or NVML.
+
+    Raises NotSupportedError, ConfigError, and leaves nothing open then.
+    """
     config = request.config
 
     def find_rails() -> Meter:
@@ -116,11 +118,16 @@ def open_meter(host: Host, request: Request, board: Board | None) -> Opened:
         )
 
     chosen = request.choose_meter(host.processes, config.board.meter, None if board is None else find_rails)
-    observer = observer_of(host.sysfs, None if board is None else board.domains, chosen.meter)
+    try:
+        _check_windows(config, chosen.meter)
+        observer = observer_of(host.sysfs, None if board is None else board.domains, chosen.meter)
+    except JouledError:
+        chosen.meter.close()
+        raise
     return Opened(chosen.meter, observer, (chosen.why,) if chosen.is_fallback else ())
 
 
-def check_windows(config: Config, meter: Meter) -> None:
+def _check_windows(config: Config, meter: Meter) -> None:
     """Raise ConfigError where a window would hold too few averages of the sensor."""
     least_s = LEAST_AVERAGINGS * meter.averaging_s
     if config.job.window_min_s < least_s:
