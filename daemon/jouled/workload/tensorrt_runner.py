@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import gc
 import hashlib
 import importlib
 import itertools
@@ -39,7 +40,7 @@ _BEAT_S = 0.7  # a frame at least every second
 _REQUEST_LIMIT_S = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _F_SETPIPE_SZ = 1031
-_LOG_FRAMES = 200  # a TensorRT that warns with each request must not fill the pipe
+_LOG_FRAMES, _LOG_LINES = 200, 1000  # a TensorRT that warns with each request must not fill the pipes
 _LOG_CHARS = 2000  # a frame below PIPE_BUF is written as one piece, beside the pacemaker's
 _ERROR_CHARS = 20_000
 _STREAM_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING; the default stream would make TensorRT synchronise
@@ -187,11 +188,15 @@ class Outbox(threading.Thread):
     def run(self) -> None:
         try:
             while not self._has_ended.wait(_FLUSH_S):
-                self.flush()
-                if time.monotonic() - self._wire.last_s >= _BEAT_S - _FLUSH_S and not self._is_stuck():
-                    self._wire.tell("B", _beat())
+                self.turn()
         except OSError:
             os._exit(1)  # nobody reads: the parent is gone
+
+    def turn(self) -> None:
+        """Send what there is, or a beat where nothing was sent for long."""
+        self.flush()
+        if time.monotonic() - self._wire.last_s >= _BEAT_S - _FLUSH_S and not self._is_stuck():
+            self._wire.tell("B", _beat())
 
     def flush(self) -> None:
         """Send everything noted so far, in order."""
@@ -378,14 +383,16 @@ class Log:
         self._outbox = outbox
         self._last: deque[str] = deque(maxlen=30)
         self._since: deque[tuple[str, str]] = deque(maxlen=200)
-        self._told = 0
+        self._told = self._written = 0
 
     def take(self, level: str, text: str) -> None:
         """One message; called by TensorRT from whatever thread it likes."""
         if level == "VERBOSE":
             return
         line = f"[{level}] {text}"[:_LOG_CHARS]
-        sys.stderr.write(line + "\n")
+        self._written += 1
+        if self._written <= _LOG_LINES:
+            sys.stderr.write(line + "\n")
         if level == "INFO":
             return
         self._last.append(line)
@@ -862,6 +869,7 @@ class Session:
                 tensor.host = tensor.device = None
             self.plan.close()
         self._event = self._stream = self.plan = None
+        gc.collect()  # what lies in a circle of references, too
         self.gpu.close()
 
     def _description(self) -> str:

@@ -273,7 +273,7 @@ class IExecutionContext:
         """As TensorRT's."""
         shape = list(self._shapes.get(name, self._engine._tensors[name]["shape"]))
         if self._engine._tensors[name]["mode"] == "output" and shape and shape[0] == -1:
-            shape[0] = next(iter(self._shapes.values()))[0]
+            shape[0] = next(iter(self._shapes.values()), (-1,))[0]
         return _Dims(shape)
 
     def get_max_output_size(self, name: str) -> int:
