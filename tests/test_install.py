@@ -20,7 +20,7 @@ from jouled.board.process import Processes
 from jouled.config import load
 from jouled.errors import BoardError, BusyError, JouledError, NotSupportedError, UsageError
 from jouled.install import command, systemd
-from jouled.install.layout import Layout, remove_files, write_config, write_files
+from jouled.install.layout import Layout, remove_files, remove_link, write_config, write_files, write_link
 from jouled.install.stock import apply_reference
 from jouled.install.units import SHIPPED, UNITS
 
@@ -51,6 +51,42 @@ def test_laying_them_again_changes_nothing(tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in layout.files()}
     assert write_files(layout, COMMAND) == ()
     assert {path: path.stat().st_mtime_ns for path in layout.files()} == before
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """What pip lays beside the interpreter."""
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "venv/bin/jouled").touch()
+    return tmp_path / "venv/bin/jouled"
+
+
+def test_the_command_is_found_by_everybody_until_it_is_removed(tmp_path: Path, script: Path) -> None:
+    layout, command = Layout(tmp_path), (str(script.with_name("python")), "-I")
+    assert write_link(layout, command) == write_link(layout, command) == tmp_path / "usr/local/bin/jouled"
+    assert layout.link.resolve() == script
+    layout.link.unlink()
+    layout.link.symlink_to("/opt/older/bin/jouled")  # of an older venv that is gone
+    assert write_link(layout, command) == layout.link
+    assert layout.link.resolve() == script
+    remove_link(layout)
+    assert not layout.link.is_symlink()
+    remove_link(layout)
+
+
+def test_a_command_of_somebody_elses_stays(tmp_path: Path, script: Path) -> None:
+    layout = Layout(tmp_path)
+    layout.link.parent.mkdir(parents=True)
+    layout.link.write_text("theirs")
+    assert write_link(layout, (str(script.with_name("python")),)) is None
+    remove_link(layout)
+    assert layout.link.read_text() == "theirs"
+
+
+def test_without_a_console_script_there_is_no_link(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    assert write_link(layout, COMMAND) is None
+    assert not layout.link.exists()
 
 
 def test_another_version_replaces_what_differs_and_only_that(tmp_path: Path) -> None:
@@ -109,7 +145,8 @@ def test_an_image_gets_its_files_and_links_and_nothing_is_started(tmp_path: Path
     assert done.returncode == 0, done.stderr
     body = json.loads(done.stdout)
     assert len(body["changed"]) == len(Layout().files())
-    wanted = {"jouled.service", "jouled.socket", "jouled-worker.socket"}
+    wanted = {"jouled.service", "jouled.socket", "jouled-worker.socket", "jouled"}
+    assert body["link"] == str(tmp_path / "usr/local/bin/jouled")
     assert {path.name for path in tmp_path.rglob("*") if path.is_symlink()} == wanted
     again = json.loads(jouled("install", "--prefix", str(tmp_path), "--json").stdout)
     assert (again["changed"], again["is_config_new"], again["was_there"]) == ([], False, True)

@@ -132,6 +132,9 @@ class Container:
         self.write(path, "".join(f"/opt/jouled/{line}\n" for line in lines))
         (self.upper / "opt/jouled/bin").mkdir()
         (self.upper / "opt/jouled/bin/python").symlink_to(real)
+        script = "#!/opt/jouled/bin/python -I\nimport sys\nfrom jouled.cli import main\nsys.exit(main())\n"
+        self.write("opt/jouled/bin/jouled", script)
+        (self.upper / "opt/jouled/bin/jouled").chmod(0o755)
 
     def write(self, path: str, text: str) -> None:
         """A file of the machine while it is off."""

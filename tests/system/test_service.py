@@ -43,13 +43,17 @@ def test_from_install_to_uninstall(container: Container) -> None:
 def _install(container: Container) -> None:
     """Active and idle, on the default configuration; once more changes nothing."""
     assert "enabled and running" in container.jouled("install").stdout
+    assert container.run("/usr/local/bin/jouled", "status").stdout.startswith("NVIDIA Jetson AGX Orin")
     for unit in ("jouled.service", "jouled.socket", "jouled-worker.socket"):
         assert container.run("systemctl", "is-active", unit).stdout == "active\n"
         assert container.run("systemctl", "is-enabled", unit).stdout == "enabled\n"
     assert container.run("systemctl", "is-enabled", "jouled-retune.timer", code=None).stdout == "disabled\n"
     status = container.wait_for_state("idle")
     assert status["in_force"]["source"] == "reference"
-    assert "0 files new or changed" in container.jouled("install").stdout
+    assert (
+        "was there: it is started anew, enabled and running (0 files new or changed)"
+        in container.jouled("install").stdout
+    )
     container.wait_for_state("idle")
 
 
@@ -136,6 +140,7 @@ def _uninstall(container: Container) -> None:
     for unit in UNITS:
         assert container.read(f"/etc/systemd/system/{unit}") is None
     assert container.read("/run/jouled/control.sock") is None
+    container.run("test", "-L", "/usr/local/bin/jouled", code=1)
     assert container.read("/etc/jouled/config.toml") is not None
     assert container.read("/var/lib/jouled/ledger.jsonl") is not None
     assert "there is no jouled service" in container.jouled("uninstall").stdout

@@ -7,12 +7,13 @@ import json
 import os
 from pathlib import Path
 
+from jouled import __version__
 from jouled.board.clock import SystemClock
 from jouled.board.process import Processes
 from jouled.config import Config, load
 from jouled.errors import NotPermittedError, UsageError
 from jouled.install.command import own_command
-from jouled.install.layout import Layout
+from jouled.install.layout import Layout, script_of
 from jouled.install.service import Installed, Uninstalled, stage
 from jouled.install.service import install as install_service
 from jouled.install.service import uninstall as uninstall_service
@@ -35,7 +36,7 @@ def install(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_installed_json(done, prefix)))
     else:
-        print(_installed_text(done, prefix, config.metrics.listen))
+        print(_installed_text(done, prefix, config))
     return 0
 
 
@@ -65,20 +66,25 @@ def _installed_json(done: Installed, prefix: Path | None) -> dict[str, object]:
         "changed": [str(path) for path in done.changed],
         "is_config_new": done.is_config_new,
         "was_there": done.was_there,
+        "link": None if done.link is None else str(done.link),
         "prefix": None if prefix is None else str(prefix),
     }
 
 
-def _installed_text(done: Installed, prefix: Path | None, listen: str) -> str:
+def _installed_text(done: Installed, prefix: Path | None, config: Config) -> str:
     if prefix is not None:
         return f"laid {len(done.changed)} files below {prefix}; the service starts at the image's first boot"
+    listen, group = config.metrics.listen, config.control.change_group
+    typed = "jouled" if done.link is not None else str(script_of(done.command))
+    how = "was there: it is started anew," if done.was_there else "is installed,"
     lines = [
-        f"jouled is {'upgraded' if done.was_there else 'installed'}, enabled and running "
-        f"({len(done.changed)} files new or changed)",
+        f"jouled {__version__} {how} enabled and running ({len(done.changed)} files new or changed)",
         f"  config   {Layout().config} ({'new, with every default' if done.is_config_new else 'yours, left alone'})",
         f"  metrics  {f'http://{listen}/metrics' if listen else 'off'}",
-        "  reading  members of group jouled: sudo usermod -aG jouled NAME",
-        "next: jouled status",
+        f"  command  {done.link or script_of(done.command)}",
+        "  reading  is for root and group jouled: sudo usermod -aG jouled NAME",
+        f"  changes  are for root{f' and group {group}' if group else '; control.change_group names a group'}",
+        f"next: {typed} status",
     ]
     return "\n".join(lines)
 

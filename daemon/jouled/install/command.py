@@ -24,7 +24,8 @@ def own_command() -> tuple[str, ...]:
 def check_command(processes: Processes) -> None:
     """Raise UsageError unless root may trust the own command, user jouled may run it, and it starts."""
     packages = [Path(package.__file__) for package in (jouled, jouletune) if package.__file__]
-    for path in (Path(sys.prefix), Path(sys.executable), *packages):
+    script = Path(sys.executable).with_name("jouled")
+    for path in (Path(sys.prefix), Path(sys.executable), *packages, *([script] if script.exists() else [])):
         try:
             check_owner(path)
         except ConfigError as error:

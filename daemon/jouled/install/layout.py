@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +39,11 @@ class Layout:
         """The operator's configuration."""
         return self.prefix / "etc/jouled/config.toml"
 
+    @property
+    def link(self) -> Path:
+        """What makes `jouled` a command that everybody finds."""
+        return self.prefix / "usr/local/bin/jouled"
+
     def files(self) -> tuple[Path, ...]:
         """Everything that is ours to write and to remove."""
         return (*(self.unit(name) for name in UNITS), self.sysusers, self.tmpfiles)
@@ -63,6 +69,39 @@ def write_config(layout: Layout, metrics_listen: str | None) -> bool:
     if metrics_listen is not None:
         text = _LISTEN.sub(lambda found: f'{found[1]}"{metrics_listen}"', text)
     return _write(layout.config, text)
+
+
+def script_of(command: Sequence[str]) -> Path:
+    """The console script that pip lays beside the interpreter."""
+    return Path(command[0]).with_name("jouled")
+
+
+def write_link(layout: Layout, command: Sequence[str]) -> Path | None:
+    """Lead /usr/local/bin/jouled to the console script; None where there is no script, or the name is another's."""
+    link, script = layout.link, script_of(command)
+    if not script.is_file():
+        return None
+    if script == link or script.parent == Path("/usr/bin"):
+        return script
+    if os.path.lexists(link):
+        if not _is_ours(link):
+            return None
+        if os.readlink(link) == str(script):
+            return link
+        link.unlink()
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(script)
+    return link
+
+
+def _is_ours(link: Path) -> bool:
+    return link.is_symlink() and os.readlink(link).endswith("/bin/jouled")
+
+
+def remove_link(layout: Layout) -> None:
+    """As `write_link` has laid it; a file of somebody else's stays."""
+    if _is_ours(layout.link):
+        layout.link.unlink()
 
 
 def remove_files(layout: Layout) -> tuple[Path, ...]:

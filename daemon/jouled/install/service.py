@@ -13,7 +13,7 @@ from jouled.board.process import Processes
 from jouled.board.statefile import remove_durably
 from jouled.install import units
 from jouled.install.command import check_command, own_command
-from jouled.install.layout import Layout, remove_files, write_config, write_files
+from jouled.install.layout import Layout, remove_files, remove_link, write_config, write_files, write_link
 from jouled.install.stock import apply_reference
 from jouled.install.systemd import call, check_systemd
 
@@ -25,12 +25,14 @@ _JOURNAL = "see: journalctl -u jouled -u jouled-worker"
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What was done: files that are new or other than before, and whether the configuration is new."""
+    """What was done: files that are new or other than before, whether the configuration is new, and the command that
+    everybody finds, if there is one."""
 
     command: tuple[str, ...]
     changed: tuple[Path, ...]
     is_config_new: bool
     was_there: bool
+    link: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def install(processes: Processes, *, metrics_listen: str | None = None) -> Insta
     call(processes, "systemctl", "enable", "--quiet", *units.ENABLED)
     call(processes, "systemctl", "start", units.WORKER_SOCKET, units.SOCKET, hint=_JOURNAL)
     call(processes, "systemctl", "start", units.SERVICE, hint=_JOURNAL)
-    return Installed(command, changed, is_config_new, was_there)
+    return Installed(command, changed, is_config_new, was_there, write_link(layout, command))
 
 
 def stage(processes: Processes, prefix: Path, command: Sequence[str], *, metrics_listen: str | None) -> Installed:
@@ -68,7 +70,7 @@ def stage(processes: Processes, prefix: Path, command: Sequence[str], *, metrics
     changed = write_files(layout, command)
     is_config_new = write_config(layout, metrics_listen)
     call(processes, "systemctl", f"--root={prefix}", "enable", "--quiet", *units.ENABLED)
-    return Installed(tuple(command), changed, is_config_new, was_there)
+    return Installed(tuple(command), changed, is_config_new, was_there, write_link(layout, command))
 
 
 def uninstall(processes: Processes, clock: Clock, *, purge: bool = False, leave_board: bool = False) -> Uninstalled:
@@ -87,6 +89,7 @@ def uninstall(processes: Processes, clock: Clock, *, purge: bool = False, leave_
         _stop(processes, layout)
         call(processes, "systemctl", "disable", "--quiet", *present)
     removed = remove_files(layout)
+    remove_link(layout)
     call(processes, "systemctl", "daemon-reload")
     if not leave_board:
         remove_durably(STATE_DIR / "origin.json")
