@@ -703,19 +703,22 @@ async def _scrape(port: int, path: str = "/metrics") -> bytes:
 
 
 def test_the_metrics_are_served_where_the_configuration_says() -> None:
-    async def run() -> tuple[bytes, bytes]:
+    async def run() -> tuple[bytes, bytes, bytes]:
         port = _free_port()
         server = await metrics_server(FakeFace(), f"127.0.0.1:{port}")
         assert server is not None
         try:
-            return await _scrape(port), await _scrape(port, "/v1/status")
+            return await _scrape(port), await _scrape(port, "/v1/status"), await _scrape(port, "/")
         finally:
             await server.stop()
 
-    metrics, other = asyncio.run(run())
+    metrics, other, front = asyncio.run(run())
     assert b"\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n" in metrics
     assert b"\njouled_mode_in_force 1.0\n" in metrics
     assert b" 404 " in other.splitlines()[0]
+    assert b'<a href="/metrics">' in front
+    for answer in (metrics, other, front):
+        assert [line for line in answer.splitlines() if line.startswith(b"Server: ")] == [b"Server: jouled"]
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:{port}", "no-such-host.invalid:1", "[::ffff:ffff]:1"])

@@ -179,7 +179,11 @@ async def _serve(
     service = Service(site, door, options.config, notifier, journal_fields=journal_fields)
     control = control_server(service, site.config)
     await control.start(listening)
-    metrics = await metrics_server(service, site.config.metrics.listen)
+    listen = site.config.metrics.listen
+    metrics = await metrics_server(service, listen)
+    if metrics is None and listen:
+        text = f"no metrics: metrics.listen {listen} cannot be listened on (taken?); all else works"
+        service.outlook.warnings = (*service.outlook.warnings, text)
     try:
         await service.run()
     finally:

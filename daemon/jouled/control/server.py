@@ -119,6 +119,12 @@ def _clear(path: Path) -> None:
 # --- metrics ------------------------------------------------------------------------------------------------
 
 _MOST_SCRAPERS = 16
+_FRONT = '<!doctype html><title>jouled</title><h1>jouled</h1><p><a href="/metrics">Metrics</a></p>\n'
+
+
+async def _tell_no_versions(_: web.Request, response: web.StreamResponse) -> None:
+    """The port may be open to a network; aiohttp would name itself and Python."""
+    response.headers["Server"] = "jouled"
 
 
 async def metrics_server(face: Face, listen: str) -> Server | None:
@@ -133,8 +139,14 @@ async def metrics_server(face: Face, listen: str) -> Server | None:
         connection_of(request).begin()
         return web.Response(body=exposition.render(), headers={"Content-Type": CONTENT_TYPE})
 
+    async def front(request: web.Request) -> web.Response:
+        connection_of(request).begin()
+        return web.Response(text=_FRONT, content_type="text/html")
+
     app = web.Application(client_max_size=1024)
     app.router.add_route("GET", "/metrics", metrics)
+    app.router.add_route("GET", "/", front)
+    app.on_response_prepare.append(_tell_no_versions)
     try:
         listening = _tcp_socket(listen)
     except OSError as error:

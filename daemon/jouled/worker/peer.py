@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 DAEMON_USER = "jouled"
 GONE = "daemon_gone"
+_WHY = {"user": "cancelled", GONE: "the daemon was stopped while it ran"}
 _SEND_S = 5.0
 _CHUNK = 64 << 10
 _LAST_CHUNKS = 16
@@ -120,8 +121,7 @@ class Peer:
     def _take(self, command: Command) -> None:
         if isinstance(command, Cancel):
             if self._has_command:
-                text = "cancelled" if command.reason == "user" else f"cancelled: {command.reason}"
-                self.cancellation.ask(command.reason, text)
+                self.cancellation.ask(command.reason, _WHY.get(command.reason, f"cancelled: {command.reason}"))
             return
         if self._has_command:
             raise ProtocolError("wanted nothing but cancel while a command runs, got another command")
