@@ -13,11 +13,11 @@ from jouled.board.board import discover, fingerprint
 from jouled.board.modename import mode_name
 from jouled.board.pending import Quarantine, read_quarantine
 from jouled.board.winner import winner_in_force
-from jouled.cli.output import quantity
+from jouled.cli.output import candidates_text, quantity, variant_name
 from jouled.cli.site import open_site
 from jouled.errors import NotPermittedError
 from jouled.ledger import Ledger
-from jouletune.space import Candidate
+from jouletune.space import Candidate, Variant
 
 _KEPT = ("energy_j", "power_w", "latency_s", "latency_upper_s", "throughput_hz")
 
@@ -54,8 +54,9 @@ def modes(arguments: argparse.Namespace) -> int:
         print(json.dumps({"schema": 1, **named, "grid_size": len(rows), "modes": rows}))
         return 0
     shape = " x ".join(f"{len(axis.values)} {axis.name.removesuffix('_hz')}" for axis in reversed(space.axes))
-    print(f"{named['board']} in {named['base_mode']}: {len(rows)} power modes ({shape})")
-    print(_text(rows, workload))
+    axes = [axis.name for axis in space.axes]
+    print(f"{named['board']} in {named['base_mode']}: {candidates_text(len(rows), axes)} ({shape})")
+    print(_text(rows, workload, has_variants=len({str(row["variant"]) for row in rows}) > 1))
     return 0
 
 
@@ -90,28 +91,35 @@ def _row(candidate: Candidate, states: list[str], trial: Mapping[str, Any] | Non
     }
 
 
-def _text(rows: list[dict[str, Any]], workload: str | None) -> str:
+def _text(rows: list[dict[str, Any]], workload: str | None, *, has_variants: bool) -> str:
+    for row in rows:
+        row["label"] = f"{row['name']:26}"
+        if has_variants:
+            row["label"] += f" {variant_name(Variant(**row['variant'])) or 'plain':24}"
     known = [row for row in rows if row["measured"] is not None or row["infeasible"] is not None]
     known.sort(key=lambda row: (row["measured"] is None, (row["measured"] or {}).get("energy_j", 0.0)))
     lines = []
     if known:
-        lines += [f"measured under {workload}, capped:", "  cores-CPU-GPU-EMC, MHz     energy    power   latency"]
+        gap = 26 if has_variants else 1
+        lines += [
+            f"measured under {workload}, capped:",
+            f"  cores-CPU-GPU-EMC, MHz    {'':{gap}}energy    power   latency",
+        ]
         lines += [_known_line(row) for row in known]
     untried = [row for row in rows if row not in known]
     lines += ["not measured:"] if untried and known else []
-    lines += [f"  {row['name']:26} {_states(row)}".rstrip() for row in untried]
+    lines += [f"  {row['label']} {_states(row)}".rstrip() for row in untried]
     return "\n".join(lines)
 
 
 def _known_line(row: Mapping[str, Any]) -> str:
     window = row["measured"]
     if window is None:
-        return f"  {row['name']:26} too slow, cut short {_states(row)}".rstrip()
+        return f"  {row['label']} too slow, cut short {_states(row)}".rstrip()
     numbers = f"{quantity(window['energy_j'], 'J'):>7} {window['power_w']:6.1f} W  {quantity(window['latency_s'], 's')}"
     limit = f" ({row['infeasible']})" if row["infeasible"] else ""
-    return f"  {row['name']:26} {numbers}{limit}  {_states(row)}".rstrip()
+    return f"  {row['label']} {numbers}{limit}  {_states(row)}".rstrip()
 
 
 def _states(row: Mapping[str, Any]) -> str:
-    size = row["variant"]["batch"]
-    return ", ".join([*([f"batch {size}"] if size != 1 else []), *row["state"]])
+    return ", ".join(row["state"])

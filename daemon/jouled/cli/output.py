@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 from jouled.job.result import JobResult, Side
@@ -12,7 +13,7 @@ from jouletune.space import Candidate, PowerMode, Variant
 
 WIDTH = 79
 FIXED = "fixed"  # JobResult.method of a job that touches no knob
-_ONLY_IF_OTHER = ("engine", "batch", "instances")  # a row that says the same of all is left out
+VARIANT_AXES = ("engine", "batch", "instances")  # rows of the table only where they differ
 _SCALES = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"))
 
 
@@ -48,6 +49,19 @@ def variant_name(variant: Variant) -> str:
     return " ".join([*engine, *batch, *([f"x{variant.instances}"] if variant.instances != 1 else [])])
 
 
+def short_names(engines: Sequence[str]) -> dict[str, str]:
+    """Each engine by the words that tell its name from the others': of det-fp16.plan and det-fp32.plan fp16, fp32."""
+    words = [re.split(r"[-_.]", PurePath(engine).name) for engine in engines]
+    while len(words) > 1 and all(words) and len({each[0] for each in words}) == 1:
+        words = [each[1:] for each in words]
+    while len(words) > 1 and all(words) and len({each[-1] for each in words}) == 1:
+        words = [each[:-1] for each in words]
+    short = ["-".join(each) for each in words]
+    whole = [PurePath(engine).name for engine in engines]
+    is_told = len(engines) > 1 and all(short) and len(set(short)) == len(short)
+    return dict(zip(engines, short if is_told else whole, strict=True))
+
+
 def _variant_text(variant: Variant) -> str:
     parts = [variant.engine or "the workload as it is", f"batch {variant.batch}"]
     return ", ".join([*parts, f"{variant.instances} instance{'s' if variant.instances > 1 else ''}"])
@@ -56,8 +70,10 @@ def _variant_text(variant: Variant) -> str:
 def candidates_text(count: int, axes: Iterable[str]) -> str:
     """How many there are to choose from, and of what."""
     varied = set(axes)
-    is_variants_only = varied and not varied & {"cores", "cpu_hz", "gpu_hz", "emc_hz"}
-    return f"{count} variants" if is_variants_only else f"{count} power modes"
+    has_variants = bool(varied & set(VARIANT_AXES))
+    if has_variants and varied <= set(VARIANT_AXES):
+        return f"{count} variants"
+    return f"{count} power modes with variants" if has_variants else f"{count} power modes"
 
 
 def candidate_text(candidate: Candidate) -> str:
@@ -161,7 +177,7 @@ def _table(result: JobResult) -> list[str]:
     rows = [["", *(name for name, _ in sides)]]
     columns = [_column(side, result) for _, side in sides]
     rows += [[label, *cells] for label, *cells in zip(_labels(result), *columns, strict=True)]
-    wanted = [row for row in rows if row[0] not in _ONLY_IF_OTHER or len(set(row[1:])) > 1]
+    wanted = [row for row in rows if row[0] not in VARIANT_AXES or len(set(row[1:])) > 1]
     widths = [max(len(row[i]) for row in wanted) for i in range(len(rows[0]))]
     return [
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in wanted

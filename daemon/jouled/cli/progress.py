@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jouled.board.modename import mode_name
-from jouled.cli.output import candidates_text, duration, quantity, variant_name
+from jouled.cli.output import VARIANT_AXES, candidates_text, duration, quantity, short_names, variant_name
 from jouled.job.events import Event
 from jouletune.space import PowerMode, Variant
 
-_HEADER = "\n          #  cores-CPU-GPU-EMC, MHz      energy  power    latency   saves"
+_MODE = "cores-CPU-GPU-EMC, MHz"
+_MODE_WIDTH = 24
 
 
 class Progress:
@@ -19,6 +21,7 @@ class Progress:
     def __init__(self) -> None:
         self._began_s: float | None = None
         self._reference_j: float | None = None
+        self._axes: Mapping[str, Sequence[Any]] | None = None
 
     def __call__(self, event: Event) -> None:
         line = self._line(event)
@@ -31,13 +34,14 @@ class Progress:
     def _line(self, event: Event) -> str | None:
         kind = event["event"]
         if kind == "job_started":
+            self._axes = event["axes"]
             return (
                 f"{event['board']} in {event['base_mode']}: "
                 f"{candidates_text(event['grid_size'], event['axes'])}, "
                 f"about {duration(event['expected_s'])}"
             )
         if kind == "phase":
-            return _phase(event)
+            return self._header() if event["phase"] == "reference" else _phase(event)
         if kind == "trial":
             return self._trial(event["trial"])
         if kind == "warning":
@@ -46,11 +50,35 @@ class Progress:
             return "every knob is as it was found"
         return None
 
+    def _header(self) -> str:
+        name = "variant" if self._axes and set(self._axes) <= set(VARIANT_AXES) else _MODE
+        return f"reference\n          #  {name:{self._width()}}    energy  power    latency   saves"
+
+    def _width(self) -> int:
+        """Of the column with power mode and variant."""
+        axes = self._axes or {}
+        longest = [
+            max((len(name) for name in short_names(axes.get("engine", [])).values()), default=0),
+            *(1 + len(str(max(axes[name]))) for name in ("batch", "instances") if name in axes),
+        ]
+        return _MODE_WIDTH + sum(longest) + len(longest) - 1
+
+    def _varied(self, variant: Variant) -> str:
+        """What of a variant tells it from the job's others."""
+        if self._axes is None:  # whoever came late has not heard what there is
+            return variant_name(variant)
+        parts = (
+            (short_names(self._axes.get("engine", [])).get(variant.engine or "", ""), "engine"),
+            (f"b{variant.batch}", "batch"),
+            (f"x{variant.instances}", "instances"),
+        )
+        return " ".join(text for text, axis in parts if axis in self._axes)
+
     def _trial(self, trial: dict[str, Any]) -> str:
         variant = Variant(**trial["candidate"]["variant"])
         mode = PowerMode(**trial["candidate"]["mode"])
-        name = " ".join(filter(None, (mode_name(mode) if mode != PowerMode() else "", variant_name(variant))))
-        head = f"{trial['number'] + 1:3d}  {name:24}{'L' if trial['policy'] == 'locked' else ' '}"
+        name = " ".join(filter(None, (mode_name(mode) if mode != PowerMode() else "", self._varied(variant))))
+        head = f"{trial['number'] + 1:3d}  {name:{self._width()}}{'L' if trial['policy'] == 'locked' else ' '}"
         window = trial["measurement"]
         if trial["invalid"] is not None:
             return f"{head} thrown away: {trial['invalid']} {trial['detail']}".rstrip()
@@ -69,8 +97,6 @@ class Progress:
 
 
 def _phase(event: Event) -> str | None:
-    if event["phase"] == "reference":
-        return "reference" + _HEADER
     if event["phase"] == "search":
         bound_s = event["bound_s"]
         bound = "" if bound_s is None else f", latency at most {quantity(bound_s, 's')}"
