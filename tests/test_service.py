@@ -895,7 +895,7 @@ def test_apply_and_rollback_are_kept_and_answered_when_done(machine: Machine) ->
         assert (await service.apply("winner", PEER))["mode"] == NAME
         assert (await service.rollback(PEER))["policy"] == "capped"
         assert service.status().winner is None
-        with pytest.raises(Refused, match="no winner"):
+        with pytest.raises(UsageError, match="no winner"):
             await service.apply("winner", PEER)
         with pytest.raises(UsageError):
             await service.apply("../../etc", PEER)
@@ -903,6 +903,50 @@ def test_apply_and_rollback_are_kept_and_answered_when_done(machine: Machine) ->
     live(machine, work)
     assert machine.commands() == ["apply reference user", "apply winner user", "rollback"]
     assert [line["verb"] for line in _kept(machine)] == ["apply", "apply", "rollback"]
+
+
+def test_a_mode_applied_by_hand_is_no_winner(machine: Machine) -> None:
+    machine.put_in_force()
+    applied = read_applied(machine.folder)
+    assert applied is not None
+    (machine.folder / "winner.json").unlink(missing_ok=True)
+    write_applied(machine.folder, replace(applied, workload="", decision_id="by hand"))
+
+    async def work(service: Service) -> None:
+        status = service.status()
+        assert status.winner is None
+        assert status.in_force is not None
+        assert (status.in_force.source, status.in_force.verified) == (Source.OTHER, True)
+
+    live(machine, work)
+
+
+def test_after_a_restart_history_and_the_last_job_are_those_of_the_clock(machine: Machine) -> None:
+    """Requests are read before the ledger, so what is read last is not what happened last."""
+    (machine.folder / "daemon").mkdir(exist_ok=True)
+    requests = machine.folder / "daemon/requests.jsonl"
+    told = [
+        {"event": "request", "verb": "retune", "wall_s": 1000.0, "who": "x", "job": "aaaaaaaaaaaa", "request": {}},
+        {"event": "request", "verb": "pause", "wall_s": 3000.0, "who": "x", "for_s": None},
+        {"event": "request", "verb": "retune", "wall_s": 4000.0, "who": "x", "job": "bbbbbbbbbbbb", "request": {}},
+        {"event": "ended", "job": "bbbbbbbbbbbb", "wall_s": 4001.0, "outcome": "board_busy", "presumed": False},
+    ]
+    requests.write_bytes(b"".join(encode_line(line) for line in told))
+    machine.ledger(event="job_started", job="aaaaaaaaaaaa", wall_s=1000.0)
+    result = {"outcome": "no_gain", "duration_s": 500.0, "job": "aaaaaaaaaaaa"}
+    machine.ledger(event="finished", job="aaaaaaaaaaaa", result=result)
+    machine.ledger(
+        event="applied", wall_s=2000.0, who="x", why="user", **{"from": "a", "to": "b", "to_source": "other"}
+    )
+
+    async def work(service: Service) -> None:
+        assert [entry["wall_s"] for entry in service.history(9)] == [4000.0, 3000.0, 2000.0, 1000.0]
+        assert [entry["wall_s"] for entry in service.history(2)] == [4000.0, 3000.0]
+        last = service.status().last_job
+        assert last is not None
+        assert (last.id, last.outcome) == ("bbbbbbbbbbbb", "board_busy")
+
+    live(machine, work)
 
 
 def test_a_stale_winner_is_shown_and_refused(machine: Machine) -> None:

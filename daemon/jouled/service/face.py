@@ -127,7 +127,7 @@ class Service(Loop):
 
     def _require_no_pause(self) -> None:
         if self.outlook.verdict.state is State.PAUSED:
-            raise Refused("jouled is paused", hint="end the pause first: jouled pause --for 0")
+            raise Refused("jouled is paused", hint="end the pause first: jouled pause --end")
 
     # --- changes ------------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class Service(Loop):
 
     def _require_winner(self) -> None:
         if self.outlook.known.winner is None and self.outlook.known.applied is None:
-            raise Refused("there is no winner to apply", hint="jouled retune")
+            raise UsageError("there is no winner to apply", hint="jouled retune finds one")
         if self.outlook.verdict.stale:
             raise Refused(f"the winner no longer holds: {self.outlook.verdict.stale}", hint="jouled retune")
 
