@@ -338,7 +338,7 @@ def test_out_of_memory_as_found_counts_as_memory_too(bench: Bench) -> None:
 @pytest.mark.parametrize("code", ["plan_invalid", "shape_outside_profile", "output_mismatch"])
 def test_what_would_fail_again_is_not_tried_again(bench: Bench, code: str) -> None:
     bad = VARIANTS[1]
-    bench.runner.refuses[bad] = WorkloadError(f"{code}: as TensorRT says it", code=code)
+    bench.runner.refuses[bad] = WorkloadError("as TensorRT says it", code=code)
     result = bench.run(job__sampler="grid", job__budget=20)
     tried = [trial for trial in bench.trials() if Variant(**trial["candidate"]["variant"]) == bad]
     assert [trial["invalid"] for trial in tried] == ["workload_died"]
@@ -354,7 +354,7 @@ def test_what_may_go_well_the_next_time_is_tried_again(bench: Bench) -> None:
 
 
 def test_first_variant_that_cannot_be_loaded_is_a_failed_workload(bench: Bench) -> None:
-    bench.runner.refuses[VARIANTS[0]] = WorkloadError("plan_invalid: magic tag does not match", code="plan_invalid")
+    bench.runner.refuses[VARIANTS[0]] = WorkloadError("magic tag does not match", code="plan_invalid")
     result = bench.run()
     assert (result.outcome, result.exit_code(fail_on_no_gain=False)) == ("workload_failed", 9)
     assert "plan_invalid" in result.reason_text

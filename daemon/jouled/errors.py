@@ -164,6 +164,11 @@ class WorkloadError(JouledError):
         super().__init__(message, hint=hint)
         self.code = code
 
+    @property
+    def told(self) -> str:
+        """The message, with the code in front."""
+        return f"{self.code}: {self}" if self.code else str(self)
+
 
 class FrameError(WorkloadError):
     """A runner sent what is no frame of its protocol."""

@@ -73,8 +73,9 @@ def load(
 ) -> Config:
     """The configuration in force: overrides > request > file > default.
 
-    `overrides` maps `table.key` (or `workloads.NAME.key`; a new one's `workloads.NAME` is True first) to a value, `request` the names of REQUEST_KEYS; a value of
-    None counts as not given. `path` None: no file. Raises ConfigError, whose message has a line for each thing wrong.
+    `overrides` maps `table.key` (or `workloads.NAME.key`, for a new one `workloads.NAME` → True as well) to a value,
+    `request` the names of REQUEST_KEYS; a value of None counts as not given. `path` None: no file. Raises ConfigError,
+    whose message has a line for each thing wrong.
     """
     layers = [_from_file(path)] if path is not None else []
     named = _workload_names(layers)

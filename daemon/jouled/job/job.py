@@ -157,7 +157,8 @@ class Job:
             if error.code == OUT_OF_MEMORY:
                 self._conclude(Outcome.NO_FEASIBLE, ReasonCode.MEMORY, error)
             else:
-                self._conclude(Outcome.WORKLOAD_FAILED, ReasonCode.WORKLOAD_DIED, error)
+                told = WorkloadError(error.told, hint=error.hint)
+                self._conclude(Outcome.WORKLOAD_FAILED, ReasonCode.WORKLOAD_DIED, told)
         except ToolAbsentError as error:
             self._conclude(Outcome.BOARD_FAULT, ReasonCode.TOOL_ABSENT, error)
         except ApplyError as error:

@@ -211,7 +211,7 @@ class Trials:
     def _not_loaded(self, blank: Trial, error: WorkloadError) -> Trial:
         if error.code == OUT_OF_MEMORY:
             return replace(blank, infeasible=Infeasible.MEMORY, detail=str(error))
-        return replace(blank, invalid=Invalid.WORKLOAD_DIED, detail=f"not loaded: {error}")
+        return replace(blank, invalid=Invalid.WORKLOAD_DIED, detail=f"not loaded: {error.told}")
 
     def _measured(self, blank: Trial, policy: ClocksPolicy, plan: Plan) -> tuple[Trial, Taken | None]:
         """Of a candidate that is in force and loaded."""
@@ -229,7 +229,7 @@ class Trials:
             taken = self._measurer.take(wanted)
         except WorkloadDiedError as error:
             self._loaded = None
-            return replace(blank, invalid=Invalid.WORKLOAD_DIED, detail=str(error)), None
+            return replace(blank, invalid=Invalid.WORKLOAD_DIED, detail=error.told), None
         except WorkloadHungError as error:
             self._loaded = None
             return replace(blank, invalid=Invalid.WORKLOAD_HUNG, detail=str(error)), None
