@@ -108,9 +108,9 @@ class StretchChild:
         until_s = time.monotonic() + timeout_s
         while True:
             with self._changed:
+                self._changed.wait_for(lambda: is_done() or self._listener.has_ended, _BEAT_S)
                 if is_done() or self._listener.has_ended:
                     return
-                self._changed.wait(_BEAT_S)
             if time.monotonic() >= until_s:
                 self._listener.fail(WorkloadHungError(f"{self._listener.who} did not end within {timeout_s:g} s"))
                 self._listener.check()
