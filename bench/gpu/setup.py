@@ -31,7 +31,7 @@ def setup(place: Place) -> Numbers:
     if wheels:
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
         call(place, [*pip, "--no-cache-dir", "--upgrade", "--target", folder, *wheels], what="pip")
-    paths = [str(path) for path in (folder, place.standins, ROOT / "daemon", ROOT / "tuner", ROOT) if path]
+    paths = [str(path) for path in (place.standins, folder, ROOT / "daemon", ROOT / "tuner", ROOT) if path]
     link = Path(site.getsitepackages()[0]) / "jouled_bench.pth"
     link.write_text(f"import sys; sys.path[0:0] = {paths!r}\n")
     driver = driver_libraries()
