@@ -14,7 +14,7 @@ READY := $(VENV)/ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 DEMO := --virtual agx-orin-64gb --state-dir build/demo
 
-.PHONY: demo test lint format bench bench-recorded bench-decisions bench-control bench-idle wheel clean setup
+.PHONY: demo test lint format bench bench-recorded bench-decisions bench-control bench-idle bench-runner wheel clean setup
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -69,6 +69,9 @@ bench-control: $(READY)
 
 bench-idle: $(READY)
 	$(BIN)/python bench/idle.py $(BENCH_ARGS)
+
+bench-runner: $(READY)
+	$(BIN)/python bench/runner_overhead.py $(BENCH_ARGS)
 
 wheel: $(READY)
 	@rm -rf dist

@@ -2,7 +2,7 @@
 
     python bench/runner_overhead.py [--requests 400000] [--repeats 7]
 
-Prints one JSON object, all in seconds a request: `keep_s` in the loop that calls CUDA, beyond an empty loop; `send_s` in
+Prints one JSON object, in seconds a request: `keep_s` in the loop that calls CUDA, beyond an empty loop; `send_s` in
 the thread that sends, to a process that reads; the least of all repeats (whatever else the machine does only adds).
 Ends with 1 where their sum is above the limit. No GPU and no TensorRT are needed.
 """
