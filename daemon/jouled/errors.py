@@ -31,7 +31,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-
 OUT_OF_MEMORY = "out_of_memory"
 """WorkloadError.code where the memory is too small, as foreseen or as found."""
 

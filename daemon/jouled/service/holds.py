@@ -8,6 +8,7 @@ from typing import Any
 
 from jouled.board.applied import Applied
 from jouled.config import Config
+from jouled.workload import marks as workload_marks
 
 _SAME_RATIO = 1e-6
 
@@ -27,11 +28,13 @@ def staleness(
     fingerprint: Mapping[str, str] | None,
     workload: str,
     asked: Mapping[str, Any],
+    marks: Mapping[str, str] | None = None,
 ) -> Stale | None:
     """Why it no longer holds; None while it does.
 
     `asked` is what its own request named: that is judged by the request, all else by the configuration. A mode that
-    was applied by hand (it names no workload) holds for the board alone. `fingerprint` None is no verdict.
+    was applied by hand (it names no workload) holds for the board alone. `fingerprint` None is no verdict. `marks` are
+    those of its workload now (workload/marks.py); None: not known.
     """
     if fingerprint is not None and (differing := _differing(winner.fingerprint, fingerprint)):
         return Stale("fingerprint", differing)
@@ -39,6 +42,8 @@ def staleness(
         return None
     if winner.workload not in (workload, asked.get("workload")):
         return Stale("engine", f"it was tuned for workload {winner.workload}, now it is {workload}")
+    if marks and (changed := next(workload_marks.differing(winner.workload_marks, marks), None)) is not None:
+        return Stale("engine", workload_marks.what_changed(changed, winner.workload_marks, marks))
     text = _bound(winner, config, asked)
     if text:
         return Stale("bound", text)

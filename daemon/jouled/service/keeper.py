@@ -101,6 +101,7 @@ class Facts:
     hottest_c: float | None = None
     job_phase: str | None = None
     memory: Memory = Memory()
+    workload_marks: Mapping[str, str] | None = None
 
     def in_force(self) -> Applied | None:
         """The winner that this boot has in force."""
@@ -192,7 +193,14 @@ def _stale(facts: Facts, config: Config) -> Stale | None:
     winner = facts.wanted() or facts.winner
     if winner is None:
         return None
-    return staleness(winner, config, fingerprint=facts.fingerprint, workload=facts.workload, asked=facts.asked)
+    return staleness(
+        winner,
+        config,
+        fingerprint=facts.fingerprint,
+        workload=facts.workload,
+        asked=facts.asked,
+        marks=facts.workload_marks,
+    )
 
 
 def _stale_text(facts: Facts, config: Config) -> str:
@@ -203,7 +211,7 @@ def _stale_text(facts: Facts, config: Config) -> str:
 def _keep(facts: Facts, config: Config) -> Verdict:
     winner, stale = facts.wanted(), _stale(facts, config)
     if facts.fingerprint is None:
-        return Verdict(State.IDLE, to_do="the board cannot be read: jouled doctor")
+        return Verdict(State.IDLE, to_do="the board cannot be read: jouled status --json says why")
     if stale is not None and winner is not None:
         return _outlived(facts, config, stale)
     if winner is None:

@@ -20,6 +20,7 @@ from jouled.service.keeper import Facts, Memory, Verdict, decide
 from jouled.service.requests import Requests
 from jouled.service.view import Look, View
 from jouled.state import InForce, Next, Readings, RunningJob, Side, Source, State, Status, Winner
+from jouled.workload.marks import FileWatch
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ class Outlook:
         self.config: Config = site.config
         self._files = Files(self._host.state_dir)
         self.view = View(self._host, self.config)
+        self._engines = FileWatch()
+        self._marks: Mapping[str, str] | None = None
         self.requests = Requests(self._host.state_dir)
         self.history = History(self._host.state_dir / "ledger.jsonl", self.requests.path)
         self.memory = Memory()
@@ -83,6 +86,15 @@ class Outlook:
         if not self._is_busy or self._look is None:
             self._look = self.view.look(self._in_force(), source=self._source(), compares=not self._is_busy)
         self._readings = self.view.readings(self._host.clock.wall_s())
+        self._marks = self._workload_marks()
+
+    def _workload_marks(self) -> Mapping[str, str] | None:
+        """Of the workload that the winner was found with, as its files are now; None where it has none to look at."""
+        winner = self.known.applied or self.known.winner
+        entry = None if winner is None else self.config.workloads.get(winner.workload)
+        if winner is None or entry is None or not winner.workload_marks:
+            return None
+        return self._engines.marks(entry, winner.workload_marks)
 
     def _in_force(self) -> Applied | None:
         """What this boot has in force; what was found for another base mode went when the operator changed that."""
@@ -148,6 +160,7 @@ class Outlook:
             hottest_c=self._hottest_c(),
             job_phase=job_phase,
             memory=self.memory,
+            workload_marks=self._marks,
         )
 
     def _unreadable(self) -> str:
@@ -268,6 +281,7 @@ class Outlook:
             decided_wall_s=winner.wall_s,
             latency_bound_s=winner.latency_bound_s,
             latency_percentile=winner.latency_percentile,
+            inference_name=result.get("inference_name") or "inference",
             rail=result.get("rail"),
             saving_ratio=result.get("saving_ratio"),
             saving_interval=None if interval is None else (interval[0], interval[1]),

@@ -9,9 +9,12 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jouled.config.tables import WorkloadEntry
-from jouled.workload.runner import Arrival
+
+if TYPE_CHECKING:  # which brings numpy: not into the daemon
+    from jouled.workload.runner import Arrival
 
 RUNTIME = "runtime"
 """The mark that only the runner can give: who does not run it leaves it out."""
@@ -25,17 +28,22 @@ _Signature = tuple[int, int, int, int]
 
 def files_of(entry: WorkloadEntry) -> tuple[str, ...]:
     """The files whose content is the workload."""
-    return (*entry.engine, *entry.onnx, *entry.argv[:1])
+    return (*entry.engine, *entry.onnx, *entry.argv[:1], *((entry.trace,) if entry.trace is not None else ()))
 
 
-def settings_of(entry: WorkloadEntry, arrival: Arrival) -> dict[str, str]:
+def told_arrival(entry: WorkloadEntry) -> str:
+    """As the entry tells it; of a trace only that it is one: its times are a file's content."""
+    return f"rate {entry.rate_hz:g} Hz" if entry.arrival == "rate" else entry.arrival
+
+
+def settings_of(entry: WorkloadEntry, arrival: str) -> dict[str, str]:
     """All marks that need no file."""
     batches, instances = (" ".join(map(str, values)) for values in (entry.batch, entry.instances))
     shapes = ", ".join(f"{name} {list(shape)}" for name, shape in sorted(entry.shapes.items()))
     return {
         "kind": entry.kind,
         "variants": f"batch {batches}, instances {instances}",
-        "arrival": str(arrival),
+        "arrival": arrival,
         "run": " ".join(filter(None, (entry.sync, "graph" if entry.cuda_graph else "", entry.precision or "", shapes))),
         "program": " ".join(entry.argv),
     }
@@ -43,7 +51,8 @@ def settings_of(entry: WorkloadEntry, arrival: Arrival) -> dict[str, str]:
 
 def workload_marks(entry: WorkloadEntry, arrival: Arrival) -> dict[str, str]:
     """All marks, read now: takes as long as reading the files does."""
-    return {**settings_of(entry, arrival), **{path: content_mark(path) for path in files_of(entry)}}
+    told = arrival.kind if arrival.kind == "trace" else str(arrival)
+    return {**settings_of(entry, told), **{path: content_mark(path) for path in files_of(entry)}}
 
 
 def content_mark(path: str) -> str:
@@ -73,6 +82,15 @@ def differing(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
             yield name
 
 
+def what_changed(name: str, then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """What differs, for people."""
+    if name not in then:
+        return f"{name} has been added"
+    if name.startswith("/"):
+        return f"{name} is {'gone' if now.get(name) in (None, ABSENT) else 'another file than it was'}"
+    return f"{name} was {then[name]!r} and is {now.get(name)!r}"
+
+
 class FileWatch:
     """Content marks of files that are looked at again and again: cheap while they stay as they are.
 
@@ -85,6 +103,15 @@ class FileWatch:
         self._known: dict[str, tuple[_Signature | None, str]] = {}
         self._reading: dict[str, _Reading] = {}
         self.bytes_read = 0
+
+    def marks(self, entry: WorkloadEntry, then: Mapping[str, str]) -> dict[str, str]:
+        """All marks of a workload now; a file whose content is not known is taken to be as it was `then`."""
+        found = settings_of(entry, told_arrival(entry))
+        for path in files_of(entry):
+            mark = self.mark(path) or then.get(path)
+            if mark is not None:
+                found[path] = mark
+        return found
 
     def mark(self, path: str) -> str | None:
         """Its content mark; None while that is not known yet, or where it cannot be read."""
