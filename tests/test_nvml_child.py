@@ -140,6 +140,17 @@ def test_the_answer_to_a_start_holds_a_first_reading() -> None:
     assert first["power"][0][0] == pytest.approx(1000.0, abs=0.05)
 
 
+def test_a_rest_is_no_step_of_the_counter_however_many_there_are() -> None:
+    pace = Pace()
+    for number in range(20):
+        pace.note(Edge(0.1 * number, 0.008, float(number)))
+        pace.pause_s(0.1 * number + 0.004)
+    for number in range(1, 20):
+        pace.resume()
+        pace.note(Edge(60.0 * number, 0.008, 1000.0 * number))
+    assert pace.step_s == pytest.approx(0.1)
+
+
 def test_a_counter_that_is_reset_makes_no_edge() -> None:
     low, high = (Reading(t_s, t_s + 0.004, joules, 100.0) for t_s, joules in ((1.0, 5.0), (0.9, 500.0)))
     assert find_edge(high, low) is None
