@@ -306,7 +306,7 @@ def test_one_that_does_not_read_is_named(runner: Make) -> None:
     one = runner(limits=QUICK, at="ready", do="stop_reading")
     one.load(Variant())
     with pytest.raises(WorkloadDiedError, match="does not read what it is told any more"):
-        one.begin()
+        until(lambda: begun(one))
 
 
 @pytest.mark.parametrize(
