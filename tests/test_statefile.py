@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jouled.board.statefile import (
+    Fields,
     checksum,
     read_state,
     remove_durably,
@@ -130,6 +131,16 @@ def test_attribute_of_the_wrong_type_is_named(tmp_path: Path, name: str, reader:
     assert fields is not None
     with pytest.raises(StateError, match=rf"x\.json: {name}: wanted"):
         getattr(fields, reader)(name)
+
+
+def test_text_that_is_none_of_those_allowed_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="policy: wanted one of capped, locked, got 'x'"):
+        Fields(tmp_path / "x.json", {"policy": "x"}).one_of("policy", ["capped", "locked"])
+
+
+def test_integer_that_no_word_holds_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="cpu_hz: wanted an integer of 64 bits"):
+        Fields(tmp_path / "x.json", {"cpu_hz": 10**400}).integer("cpu_hz")
 
 
 def test_nested_attribute_is_named_with_its_place(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jouled.board.knobs import Knobs
 from jouled.board.statefile import Fields, read_state, remove_durably, write_state
+from jouled.board.target import ClocksPolicy
 from jouled.errors import StateError
 from jouletune.space import Candidate, PowerMode, Variant
 
@@ -88,7 +89,7 @@ def applied_from_fields(fields: Fields) -> Applied:
     """The inverse of `applied_to_plain`. Raises StateError."""
     return Applied(
         candidate=_candidate_from_fields(fields.fields("candidate")),
-        policy=fields.text("policy"),
+        policy=fields.one_of("policy", [policy.value for policy in ClocksPolicy]),
         fingerprint=fields.text_map("fingerprint"),
         workload=fields.text("workload"),
         latency_bound_s=fields.number_or_none("latency_bound_s"),

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from jouled.errors import NotPermittedError, StateError
@@ -158,10 +158,18 @@ class Fields:
             raise self._wrong(name, "a text")
         return value
 
+    def one_of(self, name: str, allowed: Collection[str]) -> str:
+        value = self.text(name)
+        if value not in allowed:
+            raise self._wrong(name, f"one of {', '.join(allowed)}")
+        return value
+
     def integer(self, name: str) -> int:
         value = self.values.get(name)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(name, "an integer")
+        if value.bit_length() > 63:
+            raise self._wrong(name, "an integer of 64 bits")
         return value
 
     def integer_or_none(self, name: str) -> int | None:
