@@ -905,6 +905,17 @@ def test_apply_and_rollback_are_kept_and_answered_when_done(machine: Machine) ->
     assert [line["verb"] for line in _kept(machine)] == ["apply", "apply", "rollback"]
 
 
+def test_what_went_wrong_before_the_start_stays_in_the_status(machine: Machine) -> None:
+    service = _service(machine)
+    service.outlook.warnings = ("no metrics: the port is taken",)
+
+    async def begin() -> tuple[str, ...]:
+        service._begin()
+        return service.status().warnings
+
+    assert "no metrics: the port is taken" in asyncio.run(begin())
+
+
 def test_a_mode_applied_by_hand_is_no_winner(machine: Machine) -> None:
     machine.put_in_force()
     applied = read_applied(machine.folder)

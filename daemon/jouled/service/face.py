@@ -71,7 +71,7 @@ class Service(Loop):
         self.outlook.view.refresh()
         board, marks = self.outlook.view.board, self.outlook.view.marks
         if board is None or marks is None:
-            raise Unavailable(f"the board cannot be read: {self.outlook.view.trouble}", hint="jouled doctor")
+            raise Unavailable(f"the board cannot be read: {self.outlook.view.trouble}", hint="journalctl -u jouled -e")
         space, known = self.site.make_space(board), self.outlook.known
         applied = (
             known.applied if known.applied is not None and known.applied.boot_id == self.outlook.view.boot_id else None

@@ -120,10 +120,10 @@ class Loop:
 
     def _begin(self) -> None:
         try:
-            self.outlook.warnings = self.outlook.requests.mend(rotate_above_bytes=1 << 20)
+            self.outlook.warnings += self.outlook.requests.mend(rotate_above_bytes=1 << 20)
         except StateError as error:
             log.error("%s", error)
-            self.outlook.warnings = (str(error),)
+            self.outlook.warnings += (str(error),)
         self.look()
         if self.outlook.view.board is None:
             self._full_due_s = self._clock.monotonic_s()  # the worker may see, or make, what we cannot
