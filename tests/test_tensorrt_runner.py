@@ -1,6 +1,7 @@
 """The TensorRT runner as its parent meets it: a process of its own, on stand-ins for tensorrt and pycuda.
 
-What stand-ins cannot show stands in docs/workloads.md: a real GPU's times, and that a real TensorRT behaves so.
+What stand-ins cannot show: a real GPU's times, what CUDA itself takes of memory and of the interpreter's lock, that the
+driver captures a graph, and that a broken plan makes a real TensorRT say no instead of crashing. bench/gpu_host.py does.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -27,7 +29,12 @@ from numpy.typing import NDArray
 from tests.standin_python import DYNAMIC, RUNNER, STATIC, VERSIONS, Tensor, interpreter, onnx, plan
 from tests.standins.machine import forward
 
+from jouled.board.process import Processes
+from jouled.errors import WorkloadError
 from jouled.workload.frames import Frame, FrameReader
+from jouled.workload.process_runner import ProcessRunner, about, build_plan, runner_argv
+from jouled.workload.runner import Arrival
+from jouletune.space import Variant
 
 PATIENCE_S = 60.0
 TWO_PROFILES: tuple[Tensor, ...] = (
@@ -767,11 +774,18 @@ def test_it_dies_with_its_parent_though_its_input_stays_open(tmp_path: Path) -> 
         process.stdout.read()  # returns at the end of the stream: the runner and its pacemaker are gone
 
 
-def test_it_leaves_when_its_parent_is_another_than_it_was_told(tmp_path: Path) -> None:
-    python = interpreter(tmp_path)
-    environment = {**os.environ, "JOULED_PARENT": str(os.getpid() + 1)}
+@pytest.mark.parametrize("how", ["argument", "environment"])
+def test_it_leaves_when_its_parent_is_another_than_it_was_told(tmp_path: Path, how: str) -> None:
+    python, other = interpreter(tmp_path), str(os.getpid() + 1)
+    environment = {**os.environ, "JOULED_PARENT": other} if how == "environment" else dict(os.environ)
+    more = ["--parent", other] if how == "argument" else []
     done = subprocess.run(
-        [str(python), str(RUNNER)], input=b"", capture_output=True, env=environment, timeout=PATIENCE_S, check=False
+        [str(python), str(RUNNER), *more],
+        input=b"",
+        capture_output=True,
+        env=environment,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (1, b"")
 
@@ -821,3 +835,65 @@ def test_every_code_is_one_of_the_protocol() -> None:
             if isinstance(code, ast.Constant):
                 used.add(code.value)
     assert used <= known
+
+
+# --- behind the parent's own code -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arrival", [Arrival(), Arrival("rate", 400.0), Arrival("trace", times_s=(0.0, 0.001, 0.01), period_s=0.02)], ids=str
+)
+def test_its_parent_runs_two_of_them_together(tmp_path: Path, arrival: Arrival) -> None:
+    parent = behind(tmp_path, arrival)
+    variant = Variant(str(plan(tmp_path, tensors=DYNAMIC)), batch=4, instances=2)
+    try:
+        loaded = parent.load(variant)
+        assert dict(loaded.versions)["tensorrt"] == VERSIONS[0]
+        for _ in range(2):
+            parent.begin()
+            assert len(taken(parent, 30)) >= 30
+            parent.pause()
+    finally:
+        parent.close()
+
+
+@pytest.mark.parametrize(
+    ("batch", "faults", "code"),
+    [(17, {}, "shape_outside_profile"), (4, {"break_at": 1}, "cuda_error"), (4, {"runtime": 35}, "no_gpu")],
+    ids=str,
+)
+def test_its_parent_names_what_it_names(tmp_path: Path, batch: int, faults: dict[str, Any], code: str) -> None:
+    parent = behind(tmp_path, Arrival(), faults=faults)
+    try:
+        with pytest.raises(WorkloadError) as failure:
+            parent.load(Variant(str(plan(tmp_path, tensors=DYNAMIC)), batch=batch))
+    finally:
+        parent.close()
+    assert failure.value.code == code
+
+
+def test_its_parent_builds_a_plan_and_asks_what_there_is(tmp_path: Path) -> None:
+    argv = runner_argv(str(interpreter(tmp_path, tensorrt="10.3.0")))
+    assert str(RUNNER) in argv
+    spec = {"onnx": str(onnx(tmp_path, tensors=DYNAMIC)), "plan_out": str(tmp_path / "built.plan"), "profile": RANGE}
+    assert build_plan(Processes(), argv=argv, spec=spec)["plan_bytes"] == (tmp_path / "built.plan").stat().st_size
+    assert about(Processes(), argv=argv)["versions"]["tensorrt"] == "10.3.0"
+
+
+def behind(folder: Path, arrival: Arrival, **settings: Any) -> ProcessRunner:
+    argv = runner_argv(str(interpreter(folder, **settings)))
+    return ProcessRunner(
+        Processes(), arrival, argv=argv, make_spec=lambda variant: {"engine": variant.engine, "batch": variant.batch}
+    )
+
+
+def taken(parent: ProcessRunner, count: int) -> list[float]:
+    """When so many requests had ended."""
+    ends: list[float] = []
+    until_s = time.monotonic() + PATIENCE_S
+    pause = threading.Event()
+    while len(ends) < count:
+        assert time.monotonic() < until_s
+        ends.extend(parent.take().end_s)
+        pause.wait(0.01)
+    return ends

@@ -1408,7 +1408,8 @@ def _take_over_descriptors() -> tuple[int, int]:
 
 def main() -> int:
     """The process's life."""
-    parent = int(os.environ.get("JOULED_PARENT") or os.getppid())
+    told = sys.argv[2] if sys.argv[1:2] == ["--parent"] else os.environ.get("JOULED_PARENT")
+    parent = int(told or os.getppid())
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")  # where memory is short this is the process to lose
     _die_with_parent(parent)
