@@ -112,7 +112,7 @@ class FakeMeter:
 
 
 class FakeObserver:
-    normal_at_reference: frozenset[str] = frozenset()
+    by_design: frozenset[str] = frozenset()
     counts_over_current = False
 
     def thermal(self) -> ThermalState:

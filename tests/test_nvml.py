@@ -137,7 +137,7 @@ def test_the_observer_tells_heat_throttling_clocks_and_load() -> None:
         assert meter.observer.clocks().gpu_hz == 1_980_000_000
         assert meter.observer.clocks().cpu_hz is None
         assert meter.observer.load() == 0.42
-        assert meter.observer.normal_at_reference == {"sw_power_cap"}
+        assert meter.observer.by_design == {"sw_power_cap"}
 
 
 def test_a_temperature_that_is_not_told_is_absent() -> None:

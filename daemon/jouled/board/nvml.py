@@ -52,8 +52,8 @@ def _start(processes: Processes, device: int) -> Spawned:
 class NvmlObserver:
     """What NVML tells beside power."""
 
-    # A GPU that is at its power limit slows down by design; one that is so at the reference is no disturbance.
-    normal_at_reference = frozenset({"sw_power_cap"})
+    # The power limit is the operator's and stands for good: what a variant yields under it is what it yields.
+    by_design = frozenset({"sw_power_cap"})
     counts_over_current = False
 
     def __init__(self, link: Callable[[], Link]) -> None:

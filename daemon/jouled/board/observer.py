@@ -18,8 +18,8 @@ class Observer(Protocol):
     """One source of what is seen. Each of these may raise SensorError where the source itself is gone."""
 
     @property
-    def normal_at_reference(self) -> frozenset[str]:
-        """What throttles by design, and is normal where the reference shows it too."""
+    def by_design(self) -> frozenset[str]:
+        """What slows a clock down because the operator has set it so: no disturbance."""
 
     @property
     def counts_over_current(self) -> bool:
@@ -41,7 +41,7 @@ class Observer(Protocol):
 class SysfsObserver:
     """What the kernel of a Jetson shows."""
 
-    normal_at_reference: frozenset[str] = frozenset()
+    by_design: frozenset[str] = frozenset()
     counts_over_current = True
 
     def __init__(self, sysfs: Sysfs, domains: Domains, *, ignored_cooling: Sequence[str] = IGNORED_COOLING) -> None:
@@ -68,7 +68,7 @@ class Together:
     def __init__(self, first: Observer, second: Observer) -> None:
         self._first = first
         self._second = second
-        self.normal_at_reference = first.normal_at_reference | second.normal_at_reference
+        self.by_design = first.by_design | second.by_design
         self.counts_over_current = first.counts_over_current or second.counts_over_current
 
     def thermal(self) -> ThermalState:

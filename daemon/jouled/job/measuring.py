@@ -132,7 +132,6 @@ class Measurer:
         self.observer = observer or observer_of(host.sysfs, domains, meter, ignored_cooling=settings.ignored_cooling)
         self._before: tuple[PowerMode, PowerTrace] | None = None
         self._clients: frozenset[GpuClient] | None = None
-        self._normal: frozenset[str] | None = None
 
     def take(self, wanted: Wanted) -> Taken:
         """Measure. Raises Cancelled, WorkloadDiedError, WorkloadHungError, SysfsError.
@@ -154,11 +153,8 @@ class Measurer:
         return tuple(str(client) for client in sorted(clients - self._clients))
 
     def disturbing(self, throttling: Iterable[str]) -> tuple[str, ...]:
-        """`throttling` without what is so by design, if the job's first measurement (the reference's) showed it too."""
-        seen = tuple(throttling)
-        if self._normal is None:
-            self._normal = self.observer.normal_at_reference & frozenset(seen)
-        return tuple(kind for kind in seen if kind not in self._normal)
+        """`throttling` without what is so by design."""
+        return tuple(kind for kind in throttling if kind not in self.observer.by_design)
 
     def cool_down(self) -> None:
         """Wait, without load, until no alarm stands and the board is well below its limit (120 s at most).
