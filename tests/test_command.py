@@ -349,6 +349,24 @@ def test_another_program_is_another_workload(tmp_path: Path) -> None:
     assert content_hash(("app", "x")) != content_hash(("app x",))
 
 
+def example(language: str) -> str:
+    text = (Path(__file__).parents[1] / "docs" / "workloads.md").read_text()
+    return text.partition(f"```{language}\n")[2].partition("```")[0]
+
+
+@pytest.mark.parametrize("arrival", [Arrival(), RATE])
+def test_the_example_of_the_documentation_works(run: Make, tmp_path: Path, arrival: Arrival) -> None:
+    (tmp_path / "my_app.py").write_text(
+        "import time\nclass model:\n    @staticmethod\n    def infer(): time.sleep(0.002)\n"
+    )
+    code = example("python")
+    assert len(code.splitlines()) <= 10
+    one = run(code, arrival, environment={"PYTHONPATH": str(tmp_path)})
+    one.load(Variant())
+    one.begin()
+    assert float(np.median((done := taken(one, 20)).end_s - done.start_s)) >= 0.002
+
+
 # --- lines --------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.scripted_runner import PROGRAM, SHA256
+from tests.standin_python import interpreter, plan
 
 from jouled.board.orphans import end_orphans, find_orphans
 from jouled.board.process import MARK, Child, Processes, start_ticks
@@ -394,6 +395,36 @@ def test_the_runner_is_started_by_its_path_and_knows_its_parent() -> None:
     assert python == "/usr/bin/python3"
     assert Path(options[1]).is_file()
     assert options[2:] == ["--parent", str(os.getpid())]
+
+
+# --- the TensorRT runner itself, on stand-ins for TensorRT and pycuda ------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arrival",
+    [Arrival(), Arrival("rate", 300.0), Arrival("trace", times_s=(0.0, 0.004, 0.005), period_s=0.012)],
+)
+def test_the_tensorrt_runner_keeps_to_all_of_it(tmp_path: Path, arrival: Arrival) -> None:
+    engine = str(plan(tmp_path))
+    numbers: list[Any] = []
+    one = ProcessRunner(
+        Processes(mark=MARKED),
+        arrival,
+        argv=runner_argv(str(interpreter(tmp_path))),
+        make_spec=lambda variant: {"engine": engine, "batch": variant.batch},
+        check_fits=lambda told, instances: numbers.append((told["plan_bytes"], instances)),
+    )
+    try:
+        one.load(Variant(engine, 2, 2))
+        for _ in range(2):
+            one.begin()
+            done = taken(one, 40)
+            assert done.batch == 2
+            one.pause()
+    finally:
+        one.close()
+    assert numbers == [(Path(engine).stat().st_size, 2)]
+    assert find_orphans(MARKED, ()) == ()
 
 
 # --- how a child is started ---------------------------------------------------------------------------------

@@ -121,6 +121,7 @@ class CommandRunner:
     def _start(self, number: int, variant: Variant) -> ProgramChild:
         path, inbox = self._inbox(number)
         told = {
+            "JOULED_ARRIVAL": self.arrival.kind,
             "JOULED_BATCH": str(variant.batch),
             "JOULED_INSTANCE": str(number),
             "JOULED_INSTANCES": str(variant.instances),
