@@ -50,6 +50,7 @@ WINNER = Winner(
     decided_wall_s=NOW_S - 7_200,
     latency_bound_s=0.033,
     latency_percentile=95.0,
+    inference_name="frame",
     rail="VDD_GPU_SOC+VDD_CPU_CV+VIN_SYS_5V0",
     saving_ratio=0.139,
     saving_interval=(0.121, 0.157),

@@ -183,7 +183,7 @@ def test_status_says_what_is_in_force_what_it_saves_and_whether_it_holds() -> No
     text = " ".join(_text(STATUS).split())
     assert "NVIDIA Jetson AGX Orin Developer Kit, MAXN, L4T 36.4.3" in text
     assert "in force the winner: 12 cores, CPU 1497.6, GPU 918, EMC 2133 MHz, capped (since " in text
-    assert "saves 13.9 % of the energy per inference (95 %: 12.1 % to 15.7 %); 1.02 J -> 878 mJ" in text
+    assert "saves 13.9 % of the energy per frame (95 %: 12.1 % to 15.7 %); 1.02 J -> 878 mJ" in text
     assert "latency p95 at most 29.3 ms, bound 33.0 ms" in text
     assert "holds yes, read back 4 s ago; what only root may read, 12 min ago" in text
     assert "next the worker reads every knob back, in 48 min" in text

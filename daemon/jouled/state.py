@@ -131,6 +131,7 @@ class Winner:
     decided_wall_s: float
     latency_bound_s: float | None
     latency_percentile: float
+    inference_name: str = "inference"
     rail: str | None = None
     saving_ratio: float | None = None
     saving_interval: tuple[float, float] | None = None

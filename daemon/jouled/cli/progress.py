@@ -34,10 +34,10 @@ class Progress:
     def _line(self, event: Event) -> str | None:
         kind = event["event"]
         if kind == "job_started":
-            self._axes = event["axes"]
+            self._axes = event.get("axes")
             return (
                 f"{event['board']} in {event['base_mode']}: "
-                f"{candidates_text(event['grid_size'], event['axes'])}, "
+                f"{candidates_text(event['grid_size'], self._axes or {})}, "
                 f"about {duration(event['expected_s'])}"
             )
         if kind == "phase":

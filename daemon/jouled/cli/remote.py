@@ -305,7 +305,8 @@ def _result_text(result: Mapping[str, Any]) -> list[str]:
     if outcome == "tuned" and ratio is not None:
         low_high = "" if interval is None else f" (95 %: {percent(interval[0])} to {percent(interval[1])})"
         less = "less" if ratio >= 0 else "more"
-        tuned = f"tuned: {percent(abs(ratio))} {less} energy per inference than the board's own mode{low_high}"
+        one = result.get("inference_name") or "inference"
+        tuned = f"tuned: {percent(abs(ratio))} {less} energy per {one} than the board's own mode{low_high}"
         lines = [textwrap.fill(tuned, WIDTH, subsequent_indent="  ")]
     else:
         why = reason.get("text") or reason.get("code") or ""

@@ -135,7 +135,8 @@ def _saves(status: Record) -> str:
     if found is None or found["source"] != "winner" or winner is None or winner["saving_ratio"] is None:
         return ""
     ratio = winner["saving_ratio"]
-    text = f"{percent(ratio)} of the energy per inference" if ratio >= 0 else f"nothing: {percent(-ratio)} more energy"
+    one = winner["inference_name"]
+    text = f"{percent(ratio)} of the energy per {one}" if ratio >= 0 else f"nothing: {percent(-ratio)} more energy"
     if winner["saving_interval"] is not None:
         low, high = winner["saving_interval"]
         text += f" (95 %: {percent(low)} to {percent(high)})"

@@ -119,6 +119,7 @@ class JobResult:
             "rail": self.rail,
             "rail_coverage": self.rail_coverage,
             "workload": self.workload,
+            "inference_name": self.inference_name,
             "arrival": self.arrival,
             "clocks": self.clocks,
             "method": self.method,

@@ -37,6 +37,7 @@ class Result(Struct):
     outcome: str | None = None
     reason: Reason | None = None
     workload: str | None = None
+    inference_name: str | None = None
     base_mode: str | None = None
     rail: str | None = None
     applied: bool | None = None
