@@ -8,12 +8,14 @@ import json
 import logging
 import os
 import pwd
+import signal
 import socket
 import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ import msgspec
 import pytest
 from tests.face import JOB, FakeFace, Reply, Serving, make_config, read_all, serving
 
+from jouled.cli import main
+from jouled.cli.client import Client
 from jouled.config import REQUEST_KEYS
 from jouled.config.kinds import Unfit
 from jouled.config.tables import keys_of, kind_of
@@ -31,8 +35,8 @@ from jouled.control.events import message
 from jouled.control.peers import HasOptions, Peers, credentials, is_member, user_name
 from jouled.control.problems import CONTENT_TYPE, TYPE_PREFIX
 from jouled.control.schema import RetuneRequest
-from jouled.control.server import bound_socket, inherited_socket, metrics_server
-from jouled.errors import ApplyError, BusyError, ConfigError, StateError, UsageError
+from jouled.control.server import Server, bound_socket, inherited_socket, metrics_server
+from jouled.errors import ApplyError, BusyError, ConfigError, StateError, UnreachableError, UsageError
 from jouled.state import Failed, Peer, Refused, Unavailable
 
 GOOD_BODY = {"/v1/apply": {"target": "winner"}, "/v1/forget": {"held": True}}
@@ -635,6 +639,57 @@ def test_a_dead_daemons_socket_is_replaced(tmp_path: Path) -> None:
     bound_socket(path).close()
     with bound_socket(path), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.connect(str(path))
+
+
+def test_of_daemons_that_start_at_once_on_a_dead_ones_socket_one_is_reached(tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    for _ in range(30):
+        bound_socket(path).close()
+        together = threading.Barrier(4)
+        made: list[socket.socket] = []
+        refused: list[BusyError] = []
+
+        def start(together: threading.Barrier, made: list[socket.socket], refused: list[BusyError]) -> None:
+            together.wait()
+            try:
+                made.append(bound_socket(path))
+            except BusyError as error:
+                refused.append(error)
+
+        threads = [threading.Thread(target=start, args=(together, made, refused)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for listening in made:
+            listening.close()
+        assert (len(made), len(refused)) == (1, 3)
+
+
+def test_a_daemons_socket_goes_while_it_still_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies there once it does not answer any more may be the next daemon's."""
+    there: list[bool] = []
+    path, stop = tmp_path / "control.sock", Server.stop
+
+    async def stopping(server: Server) -> None:
+        there.append(path.exists())
+        await stop(server)
+
+    def end_it() -> None:
+        found = None
+        while found is None:
+            with suppress(UnreachableError):
+                found = Client(path).get("/v1/status")["in_force"]
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Server, "stop", stopping)
+    monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
+    thread = threading.Thread(target=end_it)
+    thread.start()
+    options = ["--virtual", "agx-orin-64gb", "--state-dir", str(tmp_path / "state"), "--socket", str(path)]
+    assert main(["run", *options, "--metrics-listen", ""]) == 0
+    thread.join()
+    assert (there, path.exists()) == ([False], False)
 
 
 def test_a_living_daemons_socket_is_not_taken(tmp_path: Path) -> None:

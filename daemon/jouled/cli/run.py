@@ -187,11 +187,11 @@ async def _serve(
     try:
         await service.run()
     finally:
+        if path is not None:  # while we still answer: afterwards it may be the next daemon's
+            path.unlink(missing_ok=True)
         if metrics is not None:
             await metrics.stop()
         await control.stop()
-        if path is not None:
-            path.unlink(missing_ok=True)
 
 
 def _socket_path(arguments: argparse.Namespace, site: Site) -> Path:

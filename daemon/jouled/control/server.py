@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import socket
 import stat
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 from aiohttp import web
@@ -84,14 +85,15 @@ def bound_socket(path: Path, mode: int = 0o660) -> socket.socket:
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _clear(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        before = os.umask(0o777 & ~mode)
-        try:
-            listening.bind(str(path))
-        finally:
-            os.umask(before)
-        listening.listen(_BACKLOG)
+        with _alone_in(path.parent):
+            _clear(path)
+            before = os.umask(0o777 & ~mode)
+            try:
+                listening.bind(str(path))
+            finally:
+                os.umask(before)
+            listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
         why = "the path is too long for a socket" if error.errno is None else str(error.strerror)
@@ -100,6 +102,17 @@ def bound_socket(path: Path, mode: int = 0o660) -> socket.socket:
         listening.close()
         raise
     return listening
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Of daemons that start at once one makes its socket after the other, or they would clear away each other's."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _clear(path: Path) -> None:
