@@ -200,7 +200,8 @@ def test_what_root_obeys_lies_where_only_root_writes() -> None:
     rows = [line.split() for line in read_shipped("jouled.tmpfiles").splitlines() if not line.startswith("#")]
     assert rows == [
         ["d", "/run/jouled", "2750", "root", "jouled"],
-        ["d", "/var/lib/jouled", "2750", "root", "jouled"],
+        ["d", "/var/lib/jouled", "2751", "root", "jouled"],
+        ["d", "/var/lib/jouled/plans", "0755", "root", "root"],
         ["d", "/var/lib/jouled/daemon", "0750", "jouled", "jouled"],
     ]
 

@@ -22,11 +22,12 @@ from jouled.cli.machine import machine_host, machine_site
 from jouled.cli.site import arrival_of, open_site, read_config
 from jouled.config import Config, load
 from jouled.errors import ConfigError, WorkloadError, WorkloadTooLargeError
-from jouled.workload import configured
-from jouled.workload.configured import ConfiguredWorkload, runner_user
+from jouled.workload import users
+from jouled.workload.configured import ConfiguredWorkload
 from jouled.workload.marks import RUNTIME, content_mark, workload_marks
 from jouled.workload.plans import KEPT, PlanCache, profile_of
 from jouled.workload.runner import Arrival
+from jouled.workload.users import runner_user
 from jouletune.space import Variant
 
 
@@ -71,7 +72,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(configured, "RUNNER_USER", "nobody-of-that-name")
+    monkeypatch.setattr(users, "RUNNER_USER", "nobody-of-that-name")
     made = Bench(tmp_path)
     yield made
     made.close()
@@ -280,6 +281,19 @@ def test_as_root_another_user_builds_and_cannot_write_to_what_is_kept(bench: Ben
     assert (kept.stat().st_uid, kept.stat().st_mode & 0o777) == (0, 0o644)
 
 
+def test_another_user_gets_to_the_plans_whatever_the_umask(bench: Bench) -> None:
+    def build(spec: Any) -> dict[str, Any]:
+        Path(spec["plan_out"]).write_bytes(b"plan")
+        return {}
+
+    before = os.umask(0o027)
+    try:
+        kept = PlanCache(bench.folder).plan({"onnx": str(onnx(bench.folder))}, {}, build)
+    finally:
+        os.umask(before)
+    assert (kept.parent.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o755, 0o644)
+
+
 # --- whom it runs as, what it holds for ----------------------------------------------------------------------
 
 
@@ -291,7 +305,7 @@ def test_named_user_comes_before_the_default(bench: Bench) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs it as another user")
 def test_as_root_it_runs_as_the_runners_user_where_there_is_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(configured, "RUNNER_USER", "nobody")
+    monkeypatch.setattr(users, "RUNNER_USER", "nobody")
     assert runner_user(bench.workload(engine(bench)).entry) == "nobody"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pwd
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,30 +19,15 @@ from jouled.workload.process_runner import ProcessRunner, about, build_plan, run
 from jouled.workload.runner import Arrival, Loaded, Runner
 from jouled.workload.trtexec import WARNING as TRTEXEC_WARNING
 from jouled.workload.trtexec import TrtexecRunner
+from jouled.workload.users import RUNNER_USER, runner_user
 from jouletune.measurement import Completions
 from jouletune.space import Variant
 
 log = logging.getLogger(__name__)
 
-RUNNER_USER = "jouled-runner"
 _WITHOUT_BINDINGS = frozenset({"no_tensorrt", "no_pycuda"})
 # NVML counts GPUs along the PCI bus, CUDA by speed unless told otherwise: both must mean the same one.
 _ENVIRONMENT = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
-
-def runner_user(entry: WorkloadEntry) -> str | None:
-    """Whom the workload runs as; None: as this process does."""
-    if entry.user is not None:
-        return entry.user
-    return RUNNER_USER if os.geteuid() == 0 and _is_user(RUNNER_USER) else None
-
-
-def _is_user(name: str) -> bool:
-    try:
-        pwd.getpwnam(name)
-    except KeyError:
-        return False
-    return True
 
 
 @dataclass

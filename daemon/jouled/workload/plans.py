@@ -77,7 +77,9 @@ class PlanCache:
             if path.is_file():
                 os.utime(path)  # used last now
                 return path
-            self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if not self.folder.is_dir():
+                self.folder.mkdir(parents=True)
+                os.chmod(self.folder, 0o755)  # whatever the umask: another user reads there
             self._build(path, spec, build)
             self._forget_oldest()
         except OSError as error:
