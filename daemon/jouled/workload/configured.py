@@ -152,7 +152,7 @@ class ConfiguredWorkload:
         if self.entry.kind != "tensorrt":
             return (*said, TRTEXEC_WARNING) if self.entry.kind == "trtexec" else tuple(said)
         try:
-            told = about(self.host.processes, argv=self._argv(), user=self.user, environment=_ENVIRONMENT)
+            told = about(self.host.processes, argv=self._argv(), user=self.user, environment=_ENVIRONMENT, beat=beat)
         except WorkloadError as error:
             if error.code not in _WITHOUT_BINDINGS or self.entry.onnx:
                 raise

@@ -60,12 +60,14 @@ def about(
     user: str | None = None,
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 60.0,
+    beat: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
-    """What a runner says of itself: versions, the GPU's name. Raises as `ProcessRunner.load`."""
+    """What a runner says of itself: versions, the GPU's name. Raises as `ProcessRunner.load`, and what `beat` does."""
     spawned = processes.spawn(argv, user=user, environment=environment)
     child = RunnerChild(spawned, name="tensorrt runner", limits=Limits())
     with _closed(child):
-        return child.ask({"do": "about"}, DONE, timeout_s=timeout_s)
+        child.say({"do": "about"}, DONE)
+        return child.answer(timeout_s=timeout_s, beat=beat)
 
 
 @contextmanager
