@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
@@ -31,7 +32,7 @@ _BEAT_S = 1.0
 _AHEAD = 256
 _BURST_LINES = 16
 _BURST_NS = 50_000_000
-_NOTHING: Times = np.empty((0, 3), dtype=np.int64)
+_Row = tuple[int, int, int]
 
 
 class ProgramChild:
@@ -50,7 +51,8 @@ class ProgramChild:
         self._last_ns: int | None = None  # when the last inference of this load ended
         self._at_ns = 0
         self._check: TimeCheck | None = None
-        self._times: list[Times] = []
+        self._runs = False
+        self._rows: list[_Row] = []  # arrival, start and end of each that nobody has taken yet
         self._due_ns: deque[int] = deque()  # of the requests that are with the program
         self._since_s = 0.0  # when the program was last seen to work
         self._pacer: threading.Thread | None = None
@@ -93,8 +95,8 @@ class ProgramChild:
         """Requests from `at_ns` on. Raises as `check`."""
         self.check()
         with self._changed:
-            self._times.clear()
-            self._check, self._at_ns, self._last_ns = TimeCheck(share, at_ns), at_ns, None
+            self._rows.clear()
+            self._check, self._at_ns, self._last_ns, self._runs = TimeCheck(share, at_ns), at_ns, None, True
         if self._is_paced:
             self._is_pacing = True
             self._pacer = threading.Thread(target=self._pace, args=(share, at_ns), daemon=True)
@@ -107,8 +109,15 @@ class ProgramChild:
         """What has come since the last call. Raises as `check`."""
         self.check()
         with self._changed:
-            times, self._times = self._times, []
-        return times
+            rows, self._rows = self._rows, []
+            times = np.array(rows, dtype=np.int64).reshape(-1, 3)
+            try:
+                if self._check is not None:
+                    self._check.add(times, time.monotonic_ns())
+            except WorkloadDiedError as error:
+                self._listener.fail(WorkloadDiedError(f"{self._listener.who}: {error}", code=error.code))
+        self.check()
+        return [times]
 
     def ask_to_stop(self) -> None:
         """No more requests. Raises as `check`."""
@@ -126,7 +135,7 @@ class ProgramChild:
             self._fail_silent()
         self.check()
         with self._changed:
-            self._check = None
+            self._runs = False
 
     def check(self) -> None:
         """Raise what went wrong with it, if anything did: WorkloadDiedError, WorkloadHungError, StuckError."""
@@ -211,7 +220,7 @@ class ProgramChild:
 
     def _refuse_burst(self, count: int, now_ns: int) -> None:
         """Lines that a library has kept back say nothing of when their inferences ended."""
-        if self._check is not None and count >= _BURST_LINES and self._last_ns is not None:
+        if self._runs and count >= _BURST_LINES and self._last_ns is not None:
             waited_ns = now_ns - self._last_ns
             if waited_ns > _BURST_NS:
                 raise WorkloadDiedError(
@@ -220,16 +229,14 @@ class ProgramChild:
                 )
 
     def _hear(self, line: Line, now_ns: int) -> None:
-        if self._check is None:
+        if not self._runs:
             self._last_ns = now_ns
             return
-        times = self._answered(line, now_ns) if self._is_paced else self._by_itself(line, now_ns)
-        if len(times):
-            self._check.add(times, now_ns)
-            self._times.append(times)
-        self._last_ns = int(times[-1, 2]) if len(times) else now_ns
+        rows = self._answered(line, now_ns) if self._is_paced else self._by_itself(line, now_ns)
+        self._rows += rows
+        self._last_ns = rows[-1][2] if rows else now_ns
 
-    def _answered(self, line: Line, now_ns: int) -> Times:
+    def _answered(self, line: Line, now_ns: int) -> list[_Row]:
         if line.items != 1 or not self._due_ns:
             raise FrameError(
                 "writes more lines than it was asked for: at a rate each line on its standard input is one request",
@@ -237,17 +244,29 @@ class ProgramChild:
             )
         due_ns = self._due_ns.popleft()
         start_ns = max(due_ns, self._last_ns or 0) if line.start_ns is None else line.start_ns
-        return np.array([[due_ns, start_ns, now_ns if line.end_ns is None else line.end_ns]], dtype=np.int64)
+        return [(due_ns, start_ns, _end_of(line, now_ns))]
 
-    def _by_itself(self, line: Line, now_ns: int) -> Times:
-        if line.start_ns is not None and line.end_ns is not None:
+    def _by_itself(self, line: Line, now_ns: int) -> list[_Row]:
+        if line.start_ns is not None:
             arrival_ns = line.start_ns if line.arrival_ns is None else line.arrival_ns
             if line.items != 1:
                 raise FrameError("tells the times of several items at once: one line for each, or no times")
             if arrival_ns < self._at_ns:  # begun before this load: SIGSTOP has held it up
-                return _NOTHING
-            return np.array([[arrival_ns, line.start_ns, line.end_ns]], dtype=np.int64)
+                return []
+            return [(arrival_ns, line.start_ns, _end_of(line, now_ns))]
         if self._last_ns is None:
-            return _NOTHING  # the first one says when the second began
-        edges = np.linspace(self._last_ns, now_ns, line.items + 1).round().astype(np.int64)
-        return np.stack([edges[:-1], edges[:-1], edges[1:]], axis=1)
+            return []  # the first one says when the second began
+        if line.items == 1:
+            return [(self._last_ns, self._last_ns, now_ns)]
+        edges: list[int] = np.linspace(self._last_ns, now_ns, line.items + 1).round().astype(np.int64).tolist()
+        return [(start_ns, start_ns, end_ns) for start_ns, end_ns in pairwise(edges)]
+
+
+def _end_of(line: Line, now_ns: int) -> int:
+    """Raises WorkloadDiedError for one that has not come yet."""
+    if line.end_ns is None:
+        return now_ns
+    if line.end_ns > now_ns:
+        off_ms = (line.end_ns - now_ns) / 1e6
+        raise WorkloadDiedError(f"lies about time: a request ends {off_ms:.3f} ms in the future", code="wrong_times")
+    return line.end_ns
