@@ -270,6 +270,16 @@ def window_length_s(
     return max(min(max(energy_s, min_s), max_s), min(latency_s, longest_s))
 
 
+def _window_energy(trace: PowerTrace, ended_s: Floats, start_s: float, end_s: float, period_s: float | None) -> _Energy:
+    where = f"window of {end_s - start_s:.1f} s"
+    if ended_s.size < 3:
+        raise MeasurementError(f"{where}: wanted 3 requests ended in it, got {ended_s.size}")
+    energy = _energy(trace, ended_s) if period_s is None else _periodic_energy(trace, ended_s, start_s, end_s, period_s)
+    if energy.joules <= 0.0:
+        raise MeasurementError(f"{where}: wanted energy above 0 J, got {energy.joules:.3g} J")
+    return energy
+
+
 def measure(
     trace: PowerTrace,
     completions: Completions,
@@ -288,11 +298,7 @@ def measure(
     """
     ended = _ended_within(completions, start_s, end_s)
     ended_s = completions.end_s[ended]
-    if ended_s.size < 3:
-        raise MeasurementError(f"window of {end_s - start_s:.1f} s: wanted 3 requests ended in it, got {ended_s.size}")
-    energy = _energy(trace, ended_s) if period_s is None else _periodic_energy(trace, ended_s, start_s, end_s, period_s)
-    if energy.joules <= 0.0:
-        raise MeasurementError(f"window of {end_s - start_s:.1f} s: wanted energy above 0 J, got {energy.joules:.3g} J")
+    energy = _window_energy(trace, ended_s, start_s, end_s, period_s)
     latencies_s = ended_s - completions.arrival_s[ended]
     bounds = percentile_bounds(latencies_s, percentile, clustering.design)
     duration_s = energy.last_s - energy.first_s
