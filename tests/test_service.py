@@ -863,6 +863,55 @@ def test_a_jobs_own_last_word_overrules_what_was_presumed(machine: Machine) -> N
     assert last.outcome == "tuned"
 
 
+def test_what_was_known_before_the_files_began_anew_is_known_after(machine: Machine) -> None:
+    job, asked = "0123456789ab", {"latency_bound_s": 0.02}
+    first = _service(machine)
+    first.outlook.requests.mend()
+    first.keep_request("retune", "uid 0 (root)", job=job, request=asked)
+    machine.ledger(event="job_started", job=job, wall_s=1000.0)
+    result = {"job": job, "outcome": "tuned", "applied": True, "duration_s": 5.0, "saving_ratio": 0.1}
+    machine.ledger(event="finished", job=job, result=result)
+    write_winner(machine.folder, replace(machine.winner(), latency_bound_s=0.02))
+    stop = {"event": "applied", "why": "stop", "from": "x", "to": "y", "to_source": "reference", "wall_s": 1010.0}
+    machine.ledger(**stop)
+    first.outlook.requests.mend(rotate_above_bytes=1)
+    first.keep_request("retune", "uid 0 (root)", job="ffffffffffff", request={})
+    first.outlook.requests.mend(rotate_above_bytes=1)
+    Ledger(machine.folder).mend(rotate_above_bytes=1)
+
+    async def work(service: Service) -> None:
+        machine.clock.ahead_s += 20.0
+        await until(lambda: machine.commands() == ["apply winner boot"])
+        status = service.status()
+        assert status.winner is not None
+        assert (status.winner.stale, status.winner.saving_ratio) == ("", 0.1)
+        assert status.counters.jobs["tuned"] == 1
+        found = service.job(job)
+        assert found is not None
+        assert (found["outcome"], found["request"]) == ("tuned", asked)
+
+    live(machine, work, target__latency_bound_s=0.03)
+
+
+def test_of_many_jobs_the_oldest_are_forgotten_but_not_what_a_winner_was_asked_for(machine: Machine) -> None:
+    requests = machine.folder / "daemon/requests.jsonl"
+    requests.parent.mkdir()
+    told = [{"event": "request", "verb": "retune", "job": f"{number:012x}", "request": BOUND} for number in range(1500)]
+    told += [{"event": "request", "verb": "pause", "for_s": None} for _ in range(1200)]
+    requests.write_bytes(b"".join(map(encode_line, told)))
+    machine.ledger(event="finished", job="0" * 12, result={"outcome": "tuned", "applied": True})
+    history = _service(machine).outlook.history
+    history.follow()
+    for number in range(1500, 1510):
+        machine.ledger(event="job_started", job=f"{number:012x}")
+    history.follow()
+    assert len(history.entries(5000)) == 1000
+    assert history.entry(f"{1:012x}") is None
+    winner = history.entry("0" * 12)
+    assert winner is not None
+    assert (winner.outcome, winner.request) == ("tuned", BOUND)
+
+
 def test_a_torn_line_of_the_requests_is_set_aside_and_said(machine: Machine) -> None:
     first = _service(machine)
     first.outlook.requests.mend()

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 DECIDED = frozenset({"tuned", "no_gain", "no_feasible", "rolled_back"})
 CHANGES = frozenset({"applied", "rolled_back", "restored"})
+_LASTING = [f'"event":"{kind}"'.encode() for kind in ("finished", *sorted(CHANGES))]
+_OF_JOBS = (b'"verb":"retune"', b'"event":"ended"')
 _SHOWN = ("energy_j", "power_w", "latency_s", "throughput_hz")
 _KEPT = 1000
 _CHUNK = 256 << 10
@@ -132,6 +134,7 @@ class History:
         self._now_s = now_s
         self._ledger = Tail(ledger_path)
         self._requests = Tail(requests_path)
+        self._is_new = True
         self._jobs: dict[str, JobEntry] = {}
         self._order: deque[JobEntry | Record] = deque(maxlen=_KEPT)
         self._sums = _Sums()
@@ -146,25 +149,40 @@ class History:
         """How many lines could not be read."""
         return self._ledger.damaged + self._requests.damaged
 
-    def follow(self) -> list[Record]:
-        """Take in what is new in the files; the changes of knobs among it."""
-        for record in self._requests.records():
-            self._take_request(record)
-        changes = []
+    def follow(self) -> None:
+        """Take in what is new in the files."""
+        if self._is_new:
+            self._is_new = False
+            self._remember()
         for record in self._ledger.records():
             self._take_event(record)
-            if record.get("event") in CHANGES and "to" in record:
-                changes.append(record)
-        return changes
+        for record in self._requests.records():
+            self._take_request(record)
+
+    def _remember(self) -> None:
+        """What must stay known when a file has grown too large and begun anew: ends of jobs, changes, what was asked
+        of jobs. The ledger comes first, so that it is known which jobs matter."""
+        for path in _rotated(self._ledger.path):
+            for record in _marked(path, *_LASTING):
+                self._take_event(record)
+        for record in self._ledger.records():
+            self._take_event(record)
+        for path in _rotated(self._requests.path):
+            for record in _marked(path, *_OF_JOBS):
+                self._take_request(record)
 
     def _entry(self, job: str) -> JobEntry:
         entry = self._jobs.get(job)
         if entry is None:
             entry = self._jobs[job] = JobEntry(job)
-            if len(self._order) == _KEPT and isinstance(oldest := self._order[0], JobEntry):
-                self._jobs.pop(oldest.job, None)
-            self._order.append(entry)
+            self._keep(entry)
         return entry
+
+    def _keep(self, newest: JobEntry | Record) -> None:
+        """The oldest goes. A job whose winner was applied stays known: what it was asked for tells whether that holds."""
+        if len(self._order) == _KEPT and isinstance(oldest := self._order[0], JobEntry) and not oldest.applied:
+            self._jobs.pop(oldest.job, None)
+        self._order.append(newest)
 
     def _take_request(self, record: Record) -> None:
         job = record.get("job")
@@ -177,7 +195,7 @@ class History:
             self._end(entry, record, record.get("wall_s"), is_presumed=bool(record.get("presumed", True)))
             entry.result = record.get("result")
         elif record.get("event") == "request":
-            self._order.append({"kind": "request", **{name: record[name] for name in record if name != "event"}})
+            self._keep({"kind": "request", **{name: record[name] for name in record if name != "event"}})
 
     def _take_event(self, record: Record) -> None:
         kind, job = record.get("event"), record.get("job")
@@ -200,7 +218,7 @@ class History:
             is_reference = to_source == "reference" or record["to"] == "reference"
             self.stood_aside = str(record.get("why", "")) if is_reference and record["event"] == "applied" else ""
         self._sums.rollbacks += record["event"] == "rolled_back"
-        self._order.append({"kind": "change", **record})
+        self._keep({"kind": "change", **record})
 
     def _count(self, trial: Mapping[str, Any]) -> None:
         self._sums.trials += 1
@@ -281,10 +299,8 @@ class History:
     def of_job(self, job: str, event: str) -> list[Record]:
         """All events of a kind of one job, read from the ledger and those that were rotated away."""
         mark = f'"job":"{job}"'.encode()
-        folder = self._ledger.path.parent
-        rotated = sorted(folder.glob(f"{self._ledger.path.stem}.[0-9]*.jsonl"), key=_number)
         found: list[Record] = []
-        for path in (*rotated, self._ledger.path):
+        for path in (*_rotated(self._ledger.path), self._ledger.path):
             found += [record for record in _marked(path, mark) if record.get("event") == event]
         return [record for record in found if record.get("job") == job]
 
@@ -300,17 +316,22 @@ def _key(candidate: Any) -> str:
     return json.dumps(candidate, sort_keys=True)
 
 
+def _rotated(path: Path) -> list[Path]:
+    """What `path` was before it began anew, the oldest first."""
+    return sorted(path.parent.glob(f"{path.stem}.[0-9]*.jsonl"), key=_number)
+
+
 def _number(path: Path) -> int:
     text = path.name.split(".")[1]
     return int(text) if text.isdigit() else 0
 
 
-def _marked(path: Path, mark: bytes) -> Iterator[Record]:
-    """The good lines that hold `mark`; only those are parsed."""
+def _marked(path: Path, *marks: bytes) -> Iterator[Record]:
+    """The good lines that hold one of `marks`; only those are parsed."""
     try:
         with open(path, "rb", buffering=_CHUNK) as file:
             for line in iter(lambda: file.readline(_LONGEST), b""):
-                if mark in line and line.endswith(b"\n"):
+                if line.endswith(b"\n") and any(mark in line for mark in marks):
                     try:
                         yield _record(line)
                     except ValueError:
