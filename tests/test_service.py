@@ -896,7 +896,8 @@ def test_what_was_known_before_the_files_began_anew_is_known_after(machine: Mach
 def test_of_many_jobs_the_oldest_are_forgotten_but_not_what_a_winner_was_asked_for(machine: Machine) -> None:
     requests = machine.folder / "daemon/requests.jsonl"
     requests.parent.mkdir()
-    told = [{"event": "request", "verb": "retune", "job": f"{number:012x}", "request": BOUND} for number in range(1500)]
+    asked: dict[str, Any] = {"event": "request", "verb": "retune", "request": BOUND}
+    told = [{**asked, "job": f"{number:012x}"} for number in range(1500)]
     told += [{"event": "request", "verb": "pause", "for_s": None} for _ in range(1200)]
     requests.write_bytes(b"".join(map(encode_line, told)))
     machine.ledger(event="finished", job="0" * 12, result={"outcome": "tuned", "applied": True})

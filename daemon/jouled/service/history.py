@@ -179,7 +179,7 @@ class History:
         return entry
 
     def _keep(self, newest: JobEntry | Record) -> None:
-        """The oldest goes. A job whose winner was applied stays known: what it was asked for tells whether that holds."""
+        """The oldest goes, but a job whose winner was applied stays known: its request tells whether that holds."""
         if len(self._order) == _KEPT and isinstance(oldest := self._order[0], JobEntry) and not oldest.applied:
             self._jobs.pop(oldest.job, None)
         self._order.append(newest)
