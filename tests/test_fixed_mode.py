@@ -30,7 +30,14 @@ from jouled.board.thermal import ThermalState
 from jouled.cli import main
 from jouled.cli.output import ending
 from jouled.config import Config, load
-from jouled.errors import ConfigError, WorkloadDiedError, WorkloadError, WorkloadTooLargeError
+from jouled.errors import (
+    ConfigError,
+    UsageError,
+    WorkloadDiedError,
+    WorkloadError,
+    WorkloadHungError,
+    WorkloadTooLargeError,
+)
 from jouled.job.cancel import Cancellation
 from jouled.job.events import Event
 from jouled.job.fixed import children_path
@@ -360,6 +367,12 @@ def test_first_variant_that_cannot_be_loaded_is_a_failed_workload(bench: Bench) 
     assert "plan_invalid" in result.reason_text
 
 
+def test_first_variant_that_hangs_while_it_loads_is_called_hung(bench: Bench) -> None:
+    bench.runner.refuses[VARIANTS[0]] = WorkloadHungError("silent for 5 s")
+    result = bench.run()
+    assert (result.outcome, result.reason_code) == ("workload_failed", "workload_hung")
+
+
 # --- how else it ends ----------------------------------------------------------------------------------------
 
 
@@ -384,7 +397,7 @@ def test_job_that_turns_the_knobs_under_us_is_seen_from_its_holder_file(bench: B
     system = replace(bench.host, run_dir="/run/jouled")
     with hold_board(system, verb="tune"):
         result = bench.run()
-    assert result.outcome == "board_busy"
+    assert (result.outcome, result.reason_code) == ("board_busy", "lock_held")
     assert "holds the board" in result.reason_text
     assert bench.trials() == []
 
@@ -423,6 +436,12 @@ def test_damaged_list_of_children_is_said_and_forgotten(bench: Bench) -> None:
 def test_what_would_write_to_the_machine_is_refused(bench: Bench, keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         bench.run(**keys)
+
+
+def test_more_variants_than_the_grid_may_hold_are_refused(bench: Bench) -> None:
+    with pytest.raises(UsageError, match=r"12 variants .* more than grid\.size = 10"):
+        bench.run(grid__size=10)
+    assert bench.run(grid__size=12).outcome == "tuned"
 
 
 def test_dry_run_runs_nothing_and_lets_the_meter_go(bench: Bench) -> None:

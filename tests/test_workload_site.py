@@ -139,6 +139,14 @@ def test_reserve_of_the_configuration_is_kept_free(bench: Bench) -> None:
         workload.runner().load(Variant(workload.entry.engine[0], 2, 1))
 
 
+def test_interpreter_that_is_not_there_is_the_workloads_fault_and_not_the_boards(bench: Bench) -> None:
+    bench.python = Path("/nowhere/python")
+    workload = bench.workload('engine = "/a.plan"')
+    with pytest.raises(WorkloadError, match=r"/nowhere/python") as caught:
+        workload.prepare(bench.beat)
+    assert "check-config" in caught.value.hint
+
+
 @pytest.mark.parametrize("missing", ["pycuda", "tensorrt"])
 def test_trtexec_stands_in_where_python_has_no_bindings(bench: Bench, tmp_path: Path, missing: str) -> None:
     modules = tuple({"tensorrt", "pycuda"} - {missing})

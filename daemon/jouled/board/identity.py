@@ -83,7 +83,8 @@ def read_identity(sysfs: Sysfs) -> Identity:
     except (AbsentError, ForbiddenError) as error:
         raise NotSupportedError(
             f"this machine is no Jetson: {error}",
-            hint="try it on a virtual board: jouled tune --virtual agx-orin-64gb --latency-bound-ratio 1.2",
+            hint="try it on a virtual board: jouled tune --virtual agx-orin-64gb --latency-bound-ratio 1.2; or, "
+            "beside an NVIDIA GPU, compare engines: jouled tune --fixed-mode --engine PLAN --latency-bound-ratio 1.2",
         ) from error
     socs = [entry.partition(",")[2] for entry in compatible if re.match(r"nvidia,tegra\d+$", entry)]
     if not socs:

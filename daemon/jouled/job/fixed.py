@@ -21,12 +21,13 @@ from jouled.board.orphans import end_orphans
 from jouled.board.pending import Why
 from jouled.board.process import Child
 from jouled.board.statefile import read_state, remove_durably, write_state
-from jouled.errors import BusyError, NotSupportedError, StateError
+from jouled.errors import BusyError, NotSupportedError, StateError, UsageError
 from jouled.job.blocks import Arm
 from jouled.job.custody import Charge
 from jouled.job.enforcement import watched
 from jouled.job.ground import Ground, open_meter
 from jouled.job.modes import Modes
+from jouled.job.request import Request
 from jouled.job.trials import Trials
 from jouled.job.tuning import Finding, Stopped
 from jouletune.decision import Outcome, stopped
@@ -37,6 +38,10 @@ SYSTEM_RUN_DIR = "/run/jouled"
 
 _CHILDREN_SCHEMA = "jouled.children/1"
 _MOST_CHILDREN = 256
+
+
+class HeldError(BusyError):
+    """Somebody else turns the knobs of this board."""
 
 
 # --- children -----------------------------------------------------------------------------------------------
@@ -153,7 +158,7 @@ class FixedCustody:
         holder = read_holder(replace(self._host, run_dir=SYSTEM_RUN_DIR))
         if holder is not None:
             text = f"pid {holder[0]} (jouled {holder[1]}) holds the board and changes its modes"
-            raise BusyError(text, hint="wait until it ends")
+            raise HeldError(text, hint="wait until it ends")
 
     def _jetson(self) -> Ground:
         request = self._charge.request
@@ -167,6 +172,7 @@ class FixedCustody:
 
     def _ground(self, board: Board | None, found: Knobs, mode: PowerMode) -> Ground:
         request = self._charge.request
+        _check_size(request)
         space = Space.of([Candidate(mode, variant) for variant in request.variants], 0)
         opened = open_meter(self._host, request, board)
         gpu = opened.meter.gpu
@@ -221,3 +227,13 @@ class FixedCustody:
         if breach is not None:
             raise Stopped(stopped(Outcome.ROLLED_BACK, breach.code, breach.text))
         return False
+
+
+def _check_size(request: Request) -> None:
+    """Raise UsageError for more variants than a job may choose from."""
+    size, count = request.config.grid.size, len(request.variants)
+    if size != "full" and count > size:
+        raise UsageError(
+            f"{count} variants (engines × batch sizes × instances), more than grid.size = {size}",
+            hint='name fewer, or set grid.size = "full"',
+        )

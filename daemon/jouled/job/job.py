@@ -21,11 +21,12 @@ from jouled.errors import (
     NotSupportedError,
     ToolAbsentError,
     WorkloadError,
+    WorkloadHungError,
 )
 from jouled.job.cancel import Cancellation, Cancelled
 from jouled.job.custody import BoardCustody, Charge, Custody
 from jouled.job.events import Event, Events, Sink, finite
-from jouled.job.fixed import FixedCustody
+from jouled.job.fixed import FixedCustody, HeldError
 from jouled.job.ground import Ground, check_gpu_is_free, check_locking
 from jouled.job.measuring import Measurer, Taken
 from jouled.job.modes import Modes
@@ -127,19 +128,7 @@ class Job:
         if not self._request.fixed:
             check_switches(self._host.sysfs)
         try:
-            if not self._request.dry_run:
-                self._mend()
-            ground = self._custody.survey()
-            describe_ground(self.result, ground)
-            for warning in ground.warnings:
-                self._warn(warning)
-            self._meter = ground.meter
-            if self._request.dry_run:
-                self.result.plan = announcement(self._request, ground, self.result.arrival, self._host.clock.wall_s())
-                self.result.plan["restores_first"] = self._custody.left_by()
-                return
-            with self._custody.kept(ground):
-                self._tune(ground)
+            self._run_held()
         except Cancelled as cancelled:
             self.result.signal_number = cancelled.signal_number
             code = ReasonCode(cancelled.code)
@@ -151,14 +140,12 @@ class Job:
             self._conclude(Outcome.NOT_SUPPORTED, None, error)
         except UnitBusyError as error:
             self._conclude(Outcome.BOARD_BUSY, None, error)
+        except HeldError as error:
+            self._conclude(Outcome.BOARD_BUSY, ReasonCode.LOCK_HELD, error)
         except BusyError as error:
             self._conclude(Outcome.BOARD_BUSY, ReasonCode.GPU_BUSY, error)
         except WorkloadError as error:
-            if error.code == OUT_OF_MEMORY:
-                self._conclude(Outcome.NO_FEASIBLE, ReasonCode.MEMORY, error)
-            else:
-                told = WorkloadError(error.told, hint=error.hint)
-                self._conclude(Outcome.WORKLOAD_FAILED, ReasonCode.WORKLOAD_DIED, told)
+            self._conclude_workload(error)
         except ToolAbsentError as error:
             self._conclude(Outcome.BOARD_FAULT, ReasonCode.TOOL_ABSENT, error)
         except ApplyError as error:
@@ -171,7 +158,23 @@ class Job:
             if self._meter is not None:
                 self._meter.close()
             self.result.duration_s = self._elapsed_s()
-        self._finish()
+        if self.result.plan is None:
+            self._finish()
+
+    def _run_held(self) -> None:
+        if not self._request.dry_run:
+            self._mend()
+        ground = self._custody.survey()
+        self._meter = ground.meter
+        describe_ground(self.result, ground)
+        for warning in ground.warnings:
+            self._warn(warning)
+        if self._request.dry_run:
+            self.result.plan = announcement(self._request, ground, self.result.arrival, self._host.clock.wall_s())
+            self.result.plan["restores_first"] = self._custody.left_by()
+            return
+        with self._custody.kept(ground):
+            self._tune(ground)
 
     def _elapsed_s(self) -> float:
         return self._host.clock.monotonic_s() - self._began_s
@@ -333,6 +336,14 @@ class Job:
         self.result.hint = error.hint
         self.result.forget_decision()
         self._settle(stopped(outcome, code, str(error)))
+
+    def _conclude_workload(self, error: WorkloadError) -> None:
+        """The first variant could not be run at all."""
+        if error.code == OUT_OF_MEMORY:
+            self._conclude(Outcome.NO_FEASIBLE, ReasonCode.MEMORY, error)
+            return
+        code = ReasonCode.WORKLOAD_HUNG if isinstance(error, WorkloadHungError) else ReasonCode.WORKLOAD_DIED
+        self._conclude(Outcome.WORKLOAD_FAILED, code, WorkloadError(error.told, hint=error.hint))
 
     def _finish(self) -> None:
         if self._trials is not None:

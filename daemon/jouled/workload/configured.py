@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jouled.board.host import Host
 from jouled.config.tables import Config, WorkloadEntry
-from jouled.errors import WorkloadError
+from jouled.errors import ToolAbsentError, WorkloadError
 from jouled.workload.command import CommandRunner
 from jouled.workload.marks import workload_marks
 from jouled.workload.memory import MemoryNeed, available_bytes, check_fits
@@ -152,7 +153,10 @@ class ConfiguredWorkload:
         if self.entry.kind != "tensorrt":
             return (*said, TRTEXEC_WARNING) if self.entry.kind == "trtexec" else tuple(said)
         try:
-            told = about(self.host.processes, argv=self._argv(), user=self.user, environment=_ENVIRONMENT, beat=beat)
+            with _program_named():
+                told = about(
+                    self.host.processes, argv=self._argv(), user=self.user, environment=_ENVIRONMENT, beat=beat
+                )
         except WorkloadError as error:
             if error.code not in _WITHOUT_BINDINGS or self.entry.onnx:
                 raise
@@ -188,6 +192,16 @@ class ConfiguredWorkload:
                 self._plans[onnx, batch] = str(cache.plan(self.build_spec(onnx, batch), told, build))
 
 
+@contextmanager
+def _program_named() -> Iterator[None]:
+    """A program that is not there is the workload's fault, not the board's."""
+    try:
+        yield
+    except ToolAbsentError as error:
+        hint = "see workloads.NAME.python or argv; jouled check-config tries them"
+        raise WorkloadError(str(error), code="bad_spec", hint=hint) from error
+
+
 class _Beating(Runner, Protocol):
     """A runner that may be waited for."""
 
@@ -216,7 +230,8 @@ class _Switched:
         self._runner = runner
 
     def load(self, variant: Variant) -> Loaded:
-        return self._runner.load(variant)
+        with _program_named():
+            return self._runner.load(variant)
 
     def begin(self) -> None:
         self._runner.begin()
