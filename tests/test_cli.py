@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import jouled
 from jouled.board.board import discover
 from jouled.board.knobs import read_knobs
 from jouled.board.modename import mode_name, parse_mode_name
 from jouled.board.pending import Why, note_apply, note_boot
 from jouled.cli import main
+from jouled.cli.arguments import make_parser
 from jouled.errors import NotPermittedError, UsageError
 from jouled.virtual.faults import FOLDER, set_faults
 from jouled.virtual.machine import VirtualMachine
@@ -401,3 +406,18 @@ def test_full_disk_behind_the_output_is_no_traceback(state: list[str]) -> None:
             done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
         assert done.returncode == 1
         assert "Traceback" not in done.stderr
+
+
+def _hints() -> Iterator[str]:
+    """What the product's hints and to-dos say, word by word of the source."""
+    for path in Path(jouled.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg in ("hint", "to_do"):
+                yield from (str(part.value) for part in ast.walk(node.value) if isinstance(part, ast.Constant))
+
+
+def test_hints_name_no_verb_that_is_not_there_yet() -> None:
+    verbs = {*next(action.choices for action in make_parser()._actions if action.choices and action.dest == "verb")}
+    named = {verb for text in _hints() for verb in re.findall(r"\bjouled ([a-z][a-z-]*)", text)}
+    assert {"retune", "pause", "status", "install"} <= named
+    assert named & {"doctor", "watch", "report", "front"} <= verbs

@@ -442,6 +442,14 @@ def test_after_a_rollback_status_says_that_the_winner_was_rejected() -> None:
     assert "winner    none yet" in _text(replace(rejected, last_job=None))
 
 
+def test_what_is_to_be_typed_names_the_socket_that_was_asked(
+    server: Serving, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.face.failing = Refused("jouled is paused", hint="end the pause first: jouled pause --end")
+    assert _run(server, "rollback") == 6
+    assert f" pause --socket {server.path} --end" in capsys.readouterr().err
+
+
 def test_json_tells_a_refusals_kind(server: Serving, capsys: pytest.CaptureFixture[str]) -> None:
     server.face.failing = Refused("the board is held", hint="jouled forget --held")
     assert _run(server, "rollback", "--json") == 6

@@ -38,14 +38,15 @@ KEYS = {
 
 
 _TYPED = re.compile(
-    r"\bjouled (tune|modes|verify|restore|forget|apply|rollback|virtual reboot)\b(?! --(?:virtual|table))"
+    r"\bjouled (tune|modes|verify|restore|forget|apply|rollback|virtual reboot|status|retune|cancel|history|pause)\b"
+    r"(?! --(?:virtual|table|socket))"
 )
 
 
 def options_of(arguments: argparse.Namespace) -> str:
     """What a user types to come back to the same board."""
     given = vars(arguments)
-    named = (("--virtual", "virtual"), ("--table", "table"), ("--state-dir", "state_dir"))
+    named = (("--virtual", "virtual"), ("--table", "table"), ("--state-dir", "state_dir"), ("--socket", "socket"))
     return " ".join(f"{option} {shlex.quote(str(given[key]))}" for option, key in named if given.get(key) is not None)
 
 

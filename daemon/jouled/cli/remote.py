@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from jouled.cli.arguments import here, options_of
 from jouled.cli.client import SOCKET, AnsweredError, Client, Record
 from jouled.cli.output import WIDTH, percent, quantity
 from jouled.cli.progress import Progress
@@ -22,6 +23,7 @@ from jouled.job.result import EXIT_CODES
 
 _CHANGE_S = 180.0  # a worker that starts, restores, applies and reads back
 _POLL_S = 2.0
+_IMPLIED = {"rolled back": "rollback"}  # changes whose reason is in their name
 _AWAY_S = 120.0  # how long a daemon may be gone in mid-job before we give up asking
 _REQUEST = (
     *("workload", "latency_bound_s", "latency_bound_ratio", "latency_percentile", "max_power_w"),
@@ -44,7 +46,8 @@ def _say(arguments: argparse.Namespace, record: Mapping[str, Any], text: str) ->
 def status(arguments: argparse.Namespace) -> int:
     """What is in force, whether it holds, what happens next."""
     found = client_of(arguments).get("/v1/status")
-    _say(arguments, found, "" if arguments.json else status_text(found, time.time()))
+    to_do = here(str(found["to_do"]), options_of(arguments))
+    _say(arguments, found, "" if arguments.json else status_text({**found, "to_do": to_do}, time.time()))
     return 0
 
 
@@ -108,7 +111,7 @@ def _job_text(entry: Record) -> str:
 
 def _change_text(entry: Record) -> str:
     event, why = str(entry.get("event")).replace("_", " "), entry.get("why")
-    reason = f" ({why})" if why and why not in ("user", "rollback") else ""
+    reason = f" ({why})" if why and why not in ("user", _IMPLIED.get(event)) else ""
     return f"{event}  {entry.get('from')} -> {entry.get('to')}{reason}"
 
 
