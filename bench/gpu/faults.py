@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.meters import free_again, memory_used_bytes
-from bench.gpu.place import Numbers, Place, children_like
+from bench.gpu.place import Numbers, Place, runners_of
 from bench.gpu.tuning import JOB, Hook, Job, entry, tune
 
 _MOST_S = 75.0
@@ -54,11 +54,11 @@ def wrong_outputs(place: Place) -> tuple[Numbers, Hook | None]:
 
 
 def killed(place: Place) -> tuple[Numbers, Hook | None]:
-    """kill -9 of every runner in every window."""
+    """kill -9 of the job's runners in every window."""
 
-    def kill(event: Numbers, _: subprocess.Popen[str]) -> None:
+    def kill(event: Numbers, job: subprocess.Popen[str]) -> None:
         if event.get("event") == "progress" and event.get("phase") == "window":
-            for pid in children_like("tensorrt_runner.py"):
+            for pid in runners_of(job.pid):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -104,7 +104,7 @@ def one(place: Place, name: str, before_bytes: int) -> Numbers:
             hog(place, stack)
         done = tune(place, name, workload, ["--no-latency-bound"], hook=hook, job=QUICK, most_s=_MOST_S)
     result, said = done.result, done.said()
-    free = free_again(before_bytes)
+    free = free_again(before_bytes, done.pid)
     reasons = [trial.get("invalid") or trial.get("infeasible") for trial in done.trials]
     named = any(word in f"{said} {reasons}" for word in words)
     return {

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from bench.gpu.place import Numbers, Place, StageError, children_like, wait_until
+from bench.gpu.place import Numbers, Place, StageError, runners_of, wait_until
 
 _FREE_WITHIN_BYTES = 64 << 20
 _FREE_MOST_S = 15.0
@@ -29,12 +29,12 @@ def memory_used_bytes() -> int:
         nvml.nvmlShutdown()
 
 
-def free_again(before_bytes: int) -> Numbers:
-    """Is no runner left, and the GPU's memory back where it was? Waits for it a little, as a next job would."""
+def free_again(before_bytes: int, pid: int) -> Numbers:
+    """Is no runner of process `pid` left, and the GPU's memory back? Waits a little, as a next job would."""
     runners: list[int] = []
 
     def is_free() -> bool:
-        runners[:] = children_like("tensorrt_runner.py")
+        runners[:] = runners_of(pid)
         return not runners and memory_used_bytes() <= before_bytes + _FREE_WITHIN_BYTES
 
     began_s = time.monotonic()

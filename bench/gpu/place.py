@@ -127,17 +127,16 @@ def versions(*packages: str) -> dict[str, str]:
     return found
 
 
-def children_like(text: str) -> list[int]:
-    """Processes whose command line holds `text`, this one left out."""
+def runners_of(pid: int) -> list[int]:
+    """TensorRT runners that were started by process `pid`, alive or not; no one else's."""
+    wanted = ["--parent", str(pid)]
     found = []
     for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
-            continue
         try:
-            line = (folder / "cmdline").read_bytes()
+            words = (folder / "cmdline").read_text(errors="replace").split("\0") if folder.name.isdigit() else []
         except OSError:
             continue
-        if text.encode() in line and b"gpu_host.py" not in line:
+        if any(word.endswith(RUNNER.name) for word in words) and words[-3:-1] == wanted:
             found.append(int(folder.name))
     return sorted(found)
 

@@ -33,6 +33,12 @@ JOB: Mapping[str, float] = {
     "max_duration_s": 480,
 }
 _END_S = 30.0
+_STANDIN = """\
+import os, time
+while True:
+    time.sleep(0.004 * int(os.environ["JOULED_BATCH"]))
+    print("product", flush=True)
+"""
 
 Hook = Callable[[Numbers, "subprocess.Popen[str]"], None]
 
@@ -42,6 +48,7 @@ class Job:
     """What one job said."""
 
     events: list[Numbers] = field(default_factory=list)
+    pid: int = 0
     exit_code: int | None = None
     seconds: float = 0.0
     stderr: str = ""
@@ -110,6 +117,7 @@ def tune(
         with subprocess.Popen(
             [*argv, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
         ) as child:
+            done.pid = child.pid
             ends = _ending(child, max(1.0, min(most_s, place.left_s() - _END_S)))
             try:
                 _read(child, done, hook)
@@ -190,6 +198,9 @@ def whole_job(place: Place) -> Numbers:
 def smoke_command(place: Place) -> Numbers:
     """The same chain with a program in place of TensorRT, stopped after two windows: meter, search, cancelling."""
     program = [sys.executable, str(Path(__file__).with_name("matmul.py"))]
+    if place.standins:
+        program[1] = str(place.at / "product.py")
+        Path(program[1]).write_text(_STANDIN)
     table = {
         "kind": "command",
         "argv": program,
@@ -207,4 +218,6 @@ def smoke_command(place: Place) -> Numbers:
 
     options = ["--no-latency-bound", "--budget", "4"]
     done = tune(place, "products", table, options, hook=stop, most_s=90.0)
+    if not done.result:
+        raise StageError(f"the job said no end: exit {done.exit_code}: {done.stderr[-1500:]}")
     return {**digest(done), "wanted": {"outcome": "cancelled"}}
