@@ -130,7 +130,7 @@ class Scene:
             self.kill()
 
     def kill(self) -> None:
-        for pid in self.runner.real.pids:
+        for pid in set(self.runner.real.pids) - set(self.killed):
             os.kill(pid, signal.SIGKILL)
             wait_dead(pid)
             self.killed.append(pid)
