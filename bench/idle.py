@@ -188,12 +188,6 @@ def lay_out(work: Path, board: Path) -> None:
     """What the namespace mounts, in `work`."""
     install(str(board))
     (board / "sys/firmware/devicetree/base").mkdir(parents=True)
-    devices = board / "sys/bus/i2c/devices"  # jtop looks here for rails, jouled in class/hwmon
-    devices.mkdir()
-    for monitor in (board / "sys/bus/i2c/drivers/ina3221").glob("*-*"):
-        (found,) = (board / "sys/devices").glob(f"platform/**/{monitor.name}")
-        (devices / monitor.name).symlink_to(os.path.relpath(found, devices))
-        (found / "name").write_text("ina3221\n")
     shutil.copytree(board / "etc", work / "etc", symlinks=True)
     groups = "" if any(each.gr_name == "jtop" for each in grp.getgrall()) else "jtop:x:64999:\n"
     (work / "etc" / "group").write_text(Path("/etc/group").read_text() + groups)

@@ -19,7 +19,7 @@ from jouled.board.meter import Chosen, Meter, choose_meter, observer_of
 from jouled.board.nvml_link import GpuInfo
 from jouled.board.observer import Observer, SysfsObserver, Together
 from jouled.board.process import Processes
-from jouled.board.rails import Ina3221Meter, find_meter
+from jouled.board.rails import RailMeter, find_meter
 from jouled.board.thermal import ThermalState
 from jouled.config import load
 from jouled.errors import ConfigError, NotSupportedError, SensorError
@@ -124,7 +124,7 @@ def machine(tmp_path: Path) -> VirtualMachine:
     return VirtualMachine(tmp_path / "board", programs="in_process")
 
 
-def rails(machine: VirtualMachine, *names: str) -> Ina3221Meter:
+def rails(machine: VirtualMachine, *names: str) -> RailMeter:
     return find_meter(machine.sysfs, names or machine.spec.total_rails)
 
 

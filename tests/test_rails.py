@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jouled.board.channels import Rail
 from jouled.board.clock import Clock
 from jouled.board.meter import measure_idle_w
-from jouled.board.rails import Ina3221Meter, Rail, Sampler, find_meter
+from jouled.board.rails import RailMeter, Sampler, find_meter
 from jouled.board.sysfs import Sysfs
 from jouled.errors import NotSupportedError, SensorError
 from jouled.virtual.clock import SimClock
@@ -162,7 +163,7 @@ def test_sensor_that_vanishes_is_an_error_and_no_zero(board: VirtualSysfs) -> No
 
 
 def test_text_that_is_no_number_is_an_error(board: VirtualSysfs) -> None:
-    meter: Ina3221Meter = find_meter(board, TOTAL)
+    meter: RailMeter = find_meter(board, TOTAL)
     board.real(channel_path(board, "VDD_CPU_CV", "in{}_input")).write_text("\n")
     with pytest.raises(SensorError, match="wanted an integer"):
         meter.read()

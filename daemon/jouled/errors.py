@@ -6,6 +6,7 @@ JouledError                  .hint: what to do, one sentence; .exit_code: of the
 ├── NotPermittedError        exit 6   root is needed
 ├── UnreachableError         exit 7   the daemon does not answer
 ├── NotSupportedError        exit 8   this board, L4T or tool cannot be used
+│   └── SensorsHiddenError   its sensors cannot be read here: by another way, perhaps
 ├── BusyError                exit 12  another process holds the board
 ├── BoardError               exit 10  the board did not do what it was told
 │   ├── SysfsError           one file of /sys, /proc, /etc or /var; .path
@@ -73,6 +74,10 @@ class NotSupportedError(JouledError):
     """This board, L4T or tool cannot be used."""
 
     exit_code = 8
+
+
+class SensorsHiddenError(NotSupportedError):
+    """The board's sensors cannot be read here."""
 
 
 class BusyError(JouledError):

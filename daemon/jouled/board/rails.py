@@ -1,38 +1,27 @@
-"""The board's own power sensors: INA3221 channels found by name and label, the total rail, and its sampling.
+"""The board's own power sensors as the total rail: the channels of its labels, and their sampling.
 
-hwmon numbers differ from boot to boot, so nothing goes by number. A channel gives mV and mA, each the mean of the
-last 430 ms (nvpower.sh sets 512 averages); there is no energy counter. Source: JETSON 4.1, 4.2.
+No chip has an energy counter. An INA3221 gives mV and mA, each the mean of the last 430 ms (nvpower.sh sets 512
+averages); which chips there are is `channels`' matter.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from jouled.board.channels import Channel, Found, Rail, find_channels
 from jouled.board.clock import Clock, Ticker
 from jouled.board.sysfs import Sysfs
-from jouled.errors import NotSupportedError, SensorError, SysfsError
+from jouled.errors import NotSupportedError, SensorError, SensorsHiddenError, SysfsError
 
 if TYPE_CHECKING:
     from jouletune.measurement import PowerTrace
 
 log = logging.getLogger(__name__)
 
-_CHANNELS = (1, 2, 3)  # in4 … in6 are shunt voltages in µV, in7 a sum: no rails
-_VOLTAGE_STEP_V = 0.008
-_SHUNT_STEP_V = 40e-6
 DEFAULT_AVERAGING_S = 0.43
-
-
-@dataclass(frozen=True, slots=True)
-class Rail:
-    """One measured supply and its sensor's steps (0: not known)."""
-
-    name: str
-    voltage_step_v: float
-    current_step_a: float
+_RAILS_HINT = 'set board.total_rails to this board\'s labels, or board.on_partial_rails = "partial"'
 
 
 class Readable(Protocol):
@@ -49,27 +38,13 @@ class Readable(Protocol):
         """Volts and amperes of each of `rails`, now. Raises SensorError."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Channel:
-    """One input of a chip: `folder` is its hwmon folder, `number` 1 to 3."""
-
-    folder: str
-    number: int
-    rail: Rail
-
-    def read(self, sysfs: Sysfs) -> tuple[float, float]:
-        voltage_mv = sysfs.read_int(f"{self.folder}/in{self.number}_input")
-        current_ma = sysfs.read_int(f"{self.folder}/curr{self.number}_input")
-        return voltage_mv / 1000, current_ma / 1000
-
-
-class Ina3221Meter:
+class RailMeter:
     """The sum of some channels."""
 
     observer = None
     gpu = None
 
-    def __init__(self, sysfs: Sysfs, channels: Sequence[_Channel], *, coverage: str, averaging_s: float) -> None:
+    def __init__(self, sysfs: Sysfs, channels: Sequence[Channel], *, coverage: str, averaging_s: float) -> None:
         self._sysfs = sysfs
         self._channels = tuple(channels)
         self.coverage = coverage
@@ -94,10 +69,22 @@ class Ina3221Meter:
 # --- finding ------------------------------------------------------------------------------------------------
 
 
-def ina3221_folders(sysfs: Sysfs) -> tuple[str, ...]:
-    """The hwmon folders of all INA3221 chips."""
-    names = sysfs.glob("/sys/class/hwmon/hwmon*/name")
-    return tuple(path.rpartition("/")[0] for path in names if _text(sysfs, path) == "ina3221")
+def _by_label(found: Found) -> dict[str, Channel]:
+    by_label: dict[str, Channel] = {}
+    for channel in found.channels:
+        twin = by_label.setdefault(channel.rail.name, channel)
+        if twin is not channel:
+            raise NotSupportedError(
+                f"rail {channel.rail.name} is measured twice: {twin.folder} and {channel.folder}",
+                hint="one of them is no chip of the module; disable it, or name other board.total_rails",
+            )
+    return by_label
+
+
+def _averaging_s(sysfs: Sysfs, channels: Sequence[Channel], least_s: float) -> float:
+    """Newer kernels leave the averaging out of update_interval, so it can only lengthen `least_s`."""
+    texts = (_text(sysfs, f"{folder}/update_interval") for folder in {c.folder for c in channels})
+    return max([least_s, *(int(text) / 1000 for text in texts if text is not None and text.isdigit())])
 
 
 def _text(sysfs: Sysfs, path: str) -> str | None:
@@ -108,46 +95,19 @@ def _text(sysfs: Sysfs, path: str) -> str | None:
         return None
 
 
-def _channel(sysfs: Sysfs, folder: str, number: int) -> _Channel | None:
-    """None: not connected, switched off, or without a value (ENODATA)."""
-    label = _text(sysfs, f"{folder}/in{number}_label")
-    if label is None or label == "NC" or _text(sysfs, f"{folder}/in{number}_enable") == "0":
-        return None
-    shunt_uohm = _text(sysfs, f"{folder}/shunt{number}_resistor") or ""
-    step_a = _SHUNT_STEP_V / (int(shunt_uohm) * 1e-6) if shunt_uohm.isdigit() and int(shunt_uohm) else 0.0
-    channel = _Channel(folder, number, Rail(label, _VOLTAGE_STEP_V, step_a))
-    try:
-        channel.read(sysfs)
-    except SysfsError as error:
-        log.warning("rail %s is left out: %s", label, error)
-        return None
-    return channel
-
-
-def _channels(sysfs: Sysfs) -> Iterator[_Channel]:
-    for folder in ina3221_folders(sysfs):
-        for number in _CHANNELS:
-            channel = _channel(sysfs, folder, number)
-            if channel is not None:
-                yield channel
-
-
-def _by_label(sysfs: Sysfs) -> dict[str, _Channel]:
-    found: dict[str, _Channel] = {}
-    for channel in _channels(sysfs):
-        twin = found.setdefault(channel.rail.name, channel)
-        if twin is not channel:
-            raise NotSupportedError(
-                f"rail {channel.rail.name} is measured twice: {twin.folder} and {channel.folder}",
-                hint="one of them is no chip of the module; disable it, or name other board.total_rails",
-            )
-    return found
-
-
-def _averaging_s(sysfs: Sysfs, channels: Sequence[_Channel], least_s: float) -> float:
-    """Newer kernels leave the averaging out of update_interval, so it can only lengthen `least_s`."""
-    texts = (_text(sysfs, f"{folder}/update_interval") for folder in {c.folder for c in channels})
-    return max([least_s, *(int(text) / 1000 for text in texts if text is not None and text.isdigit())])
+def _refusal(total_rails: Sequence[str], missing: Sequence[str], found: Found) -> NotSupportedError:
+    what = f"the total rail {'+'.join(total_rails)} cannot be measured"
+    if not found.chips and not found.hidden:
+        return SensorsHiddenError(
+            f"{what}: no power sensor is to be seen here (no INA3221, no INA238)",
+            hint="in a container, give it the host's /sys; on a board, look whether the drivers are loaded: "
+            "ls /sys/class/hwmon",
+        )
+    here = ", ".join(sorted(channel.rail.name for channel in found.channels)) or "none"
+    text = f"{what}: no {', '.join(missing)}; rails here: {here}"
+    if found.hidden:
+        return SensorsHiddenError(f"{text}; not to be read: {found.hidden[0]}", hint=_RAILS_HINT)
+    return NotSupportedError(text, hint=_RAILS_HINT)
 
 
 def find_meter(
@@ -157,25 +117,23 @@ def find_meter(
     coverage: str = "module",
     averaging_s: float = DEFAULT_AVERAGING_S,
     allow_partial: bool = False,
-) -> Ina3221Meter:
+) -> RailMeter:
     """The meter of the total rail, the sum of exactly `total_rails` (labels) and of no other.
 
     `averaging_s` is the least that one reading averages over. Raises NotSupportedError when a rail of the total is
-    missing (with `allow_partial`: when all are), or when two chips have the same label.
+    missing (with `allow_partial`: when all are) or when two chips have the same label, SensorsHiddenError where it may
+    be missing because sensors cannot be read here.
     """
-    found = _by_label(sysfs)
-    missing = [name for name in total_rails if name not in found]
-    present = [found[name] for name in total_rails if name in found]
+    found = find_channels(sysfs)
+    by_label = _by_label(found)
+    missing = [name for name in total_rails if name not in by_label]
+    present = [by_label[name] for name in total_rails if name in by_label]
     if not present or (missing and not allow_partial):
-        raise NotSupportedError(
-            f"the total rail {'+'.join(total_rails)} cannot be measured: no {', '.join(missing)};"
-            f" INA3221 rails here: {', '.join(sorted(found)) or 'none'}",
-            hint='set board.total_rails to this board\'s labels, or board.on_partial_rails = "partial"',
-        )
+        raise _refusal(total_rails, missing, found)
     if missing:
         coverage = f"partial, without {', '.join(missing)}"
         log.warning("the total leaves out %s", ", ".join(missing))
-    return Ina3221Meter(sysfs, present, coverage=coverage, averaging_s=_averaging_s(sysfs, present, averaging_s))
+    return RailMeter(sysfs, present, coverage=coverage, averaging_s=_averaging_s(sysfs, present, averaging_s))
 
 
 # --- sampling -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jouled.board.rails import ina3221_folders
+from jouled.board.channels import ina3221_folders
 from jouled.board.sysfs import Sysfs
 from jouled.errors import SysfsError
 

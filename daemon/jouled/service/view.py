@@ -18,7 +18,7 @@ from jouled.board.discover import CPU_ROOT, DEVFREQ_ROOT
 from jouled.board.host import Host
 from jouled.board.knobs import STATUS_PATH, Knobs, read_knobs
 from jouled.board.nvpmodel import CONF_PATH
-from jouled.board.rails import Ina3221Meter, find_meter
+from jouled.board.rails import RailMeter, find_meter
 from jouled.board.snapshot import boot_id
 from jouled.board.target import ClocksPolicy, Target, target_of
 from jouled.board.thermal import ThermalSensors
@@ -55,7 +55,7 @@ class View:
         self._targets: dict[tuple[PowerMode, str, str], Target] = {}
         self._home: Knobs | None = None
         self._thermal: ThermalSensors | None = None
-        self._meter: Ina3221Meter | None = None
+        self._meter: RailMeter | None = None
         self._errors: dict[str, int] = {}
         self.board: Board | None = None
         self.marks: dict[str, str] | None = None

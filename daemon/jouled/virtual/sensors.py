@@ -1,4 +1,4 @@
-"""The attributes that a running machine computes: INA3221, temperatures, current clocks, load, over-current counts."""
+"""The attributes that a running machine computes: power sensors, temperatures, clocks, load, over-current counts."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import os
 from collections.abc import Callable
 from typing import Protocol
 
+from jouled.virtual.chips import converted, live
 from jouled.virtual.clock import SimClock
 from jouled.virtual.faults import matches
 from jouled.virtual.kernel import CPU, DEBUG, DEVFREQ, EMC, GPU, Kernel
 from jouled.virtual.operation import Clocks, Plant
-from jouled.virtual.specs import BoardSpec, Channel
+from jouled.virtual.specs import BoardSpec
 from jouled.virtual.supply import Supply
 
-VOLTAGE_STEP_MV = 8
 OVER_CURRENT_PUBLISH_S = 2.0
-_I2C = "/sys/devices/platform/bus@0/c240000.i2c/i2c-1"
 _THERMAL = "/sys/devices/virtual/thermal"
 _OFFSETS_C = {"cpu": 0.4, "gpu": 0.8, "soc0": -0.6, "soc1": -0.9, "soc2": -0.7, "tj": 0.9}
 
@@ -47,7 +46,7 @@ class Sensors:
         self._table: dict[str, Callable[[], int]] = {}
         self._known: dict[str, Callable[[], int] | None] = {}
         self._block = -1
-        self._codes: dict[str, tuple[int, int]] = {}
+        self._codes: dict[str, dict[str, int]] = {}
         self._dark: frozenset[str] = frozenset()
 
     def renew(self) -> None:
@@ -55,11 +54,9 @@ class Sensors:
         machine = self._machine
         self._known, self._table, self._block = {}, {}, -1
         for chip in machine.spec.chips:
-            folder = self._hwmon(f"{_I2C}/{chip.address}")
-            for index, channel in enumerate(chip.channels, 1):
-                if channel is not None and channel.label in machine.plant.rails:
-                    self._table[f"{folder}/in{index}_input"] = self._voltage(channel.label)
-                    self._table[f"{folder}/curr{index}_input"] = self._current(channel.label)
+            for found in live(machine.kernel.root, machine.spec, chip):
+                if found.label in machine.plant.rails:
+                    self._table[found.path] = self._quantity(found.label, found.quantity)
         for cluster in machine.spec.clusters:
             self._table[f"{CPU}/cpufreq/policy{cluster[0]}/scaling_cur_freq"] = lambda: machine.clocks().cpu_hz // 1000
         self._table[f"{DEVFREQ}/cur_freq"] = lambda: machine.clocks().gpu_hz
@@ -95,23 +92,21 @@ class Sensors:
 
         return count
 
-    def _voltage(self, label: str) -> Callable[[], int]:
-        return lambda: self._converted()[label][0]
+    def _quantity(self, label: str, quantity: str) -> Callable[[], int]:
+        return lambda: self._converted()[label][quantity]
 
-    def _current(self, label: str) -> Callable[[], int]:
-        return lambda: self._converted()[label][1]
-
-    def _converted(self) -> dict[str, tuple[int, int]]:
-        """mV and mA per rail of the last average that is complete; rounded to the converter's codes after averaging."""
-        supply = self._machine.supply
-        block = supply.block(self._machine.clock.monotonic_s()) - 1
+    def _converted(self) -> dict[str, dict[str, int]]:
+        """Per rail what its chip tells of the last average that is complete, rounded after averaging."""
+        machine = self._machine
+        block = machine.supply.block(machine.clock.monotonic_s()) - 1
         if block != self._block:
-            watts, volts = supply.seen(block)
-            channels = {c.label: c for chip in self._machine.spec.chips for c in chip.channels if c is not None}
+            watts, volts = machine.supply.seen(block)
+            index = {rail: number for number, rail in enumerate(machine.plant.rails)}
             self._codes = {
-                rail: _codes(channels[rail], watts[index], volts[index])
-                for index, rail in enumerate(self._machine.plant.rails)
-                if rail in channels
+                channel.label: converted(chip, channel, watts[index[channel.label]], volts[index[channel.label]])
+                for chip in machine.spec.chips
+                for channel in chip.channels
+                if channel is not None and channel.label in index
             }
             self._block = block
         return self._codes
@@ -123,9 +118,7 @@ class Sensors:
         kernel = self._machine.kernel
         self._known = {}
         self._dark = frozenset(
-            path
-            for path in self._table
-            if path.endswith("_input") and "/hwmon/" in path and kernel.load(_switch(path)) == "0"
+            path for path in self._table if path.endswith("_input") and "/hwmon/" in path and _is_off(kernel, path)
         )
 
     def read(self, path: str) -> bytes | None:
@@ -159,14 +152,8 @@ class Sensors:
                 kernel.store(path, str(value()))
 
 
-def _switch(path: str) -> str:
+def _is_off(kernel: Kernel, path: str) -> bool:
+    """Only an INA3221 has switches."""
     folder, _, name = path.rpartition("/")
-    return f"{folder}/in{name.removesuffix('_input')[-1]}_enable"
-
-
-def _codes(channel: Channel, watts: float, offset_v: float) -> tuple[int, int]:
-    """One conversion: bus voltage in 8 mV and shunt voltage in 40 µV steps, as mV and mA."""
-    bus_v = channel.bus_v - channel.droop_ohm * watts / channel.bus_v + offset_v
-    current_a = watts / bus_v
-    codes = round(current_a / channel.current_step_a)
-    return round(bus_v * 1000 / VOLTAGE_STEP_MV) * VOLTAGE_STEP_MV, round(codes * channel.current_step_a * 1000)
+    switch = f"{folder}/in{name.removesuffix('_input')[-1]}_enable"
+    return os.path.exists(kernel.root + switch) and kernel.load(switch) == "0"

@@ -41,10 +41,11 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """One INA3221 on its I2C address; None is an input that is not connected."""
+    """One power sensor on its I2C address (`kind`: see chips); None is an input that is not connected."""
 
     address: str
     channels: tuple[Channel | None, ...]
+    kind: str = "ina3221"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +96,13 @@ def spec_from_json(text: str) -> BoardSpec:
     """The inverse of `to_json`. Raises ValueError, TypeError, LookupError or AttributeError for another text."""
     fields = json.loads(text)
     modes = tuple(StockMode(**{k: _tuples(v) for k, v in mode.items()}) for mode in fields.pop("modes"))
-    chips = tuple(
-        Chip(chip["address"], tuple(None if c is None else Channel(**c) for c in chip["channels"]))
-        for chip in fields.pop("chips")
-    )
+    chips = tuple(_chip(chip) for chip in fields.pop("chips"))
     return BoardSpec(modes=modes, chips=chips, **{k: _tuples(v) for k, v in fields.items()})
+
+
+def _chip(fields: dict[str, Any]) -> Chip:
+    channels = tuple(None if channel is None else Channel(**channel) for channel in fields["channels"])
+    return Chip(fields["address"], channels, fields["kind"])
 
 
 def _mhz(*values: float) -> tuple[int, ...]:

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jouled.errors import StateError
-from jouled.virtual import nvpmodel
+from jouled.virtual import chips, nvpmodel
 from jouled.virtual.conf import ENGINES, HOST1X, stock_conf
 from jouled.virtual.faults import FOLDER, damaged
 from jouled.virtual.kernel import CPU, DEBUG, DEVFREQ, EMC, EMC_CAP, GPU, Kernel, cpu_list
-from jouled.virtual.specs import AGX_ORIN_64GB, BoardSpec, Channel, Chip, board_spec, spec_from_json
+from jouled.virtual.specs import AGX_ORIN_64GB, BoardSpec, Chip, board_spec, spec_from_json
 
 STATUS = "/var/lib/nvpmodel/status"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -146,38 +146,24 @@ def _make_hwmon(root: Path, number: int, device: str, attributes: dict[str, str]
     _link(root, f"/sys/class/hwmon/hwmon{number}", folder)
 
 
-def _channel(index: int, channel: Channel | None) -> dict[str, str]:
-    if channel is None:
-        return {f"in{index}_label": "NC", f"in{index}_enable": "0", f"in{index}_input": "0", f"curr{index}_input": "0"}
-    return {
-        f"in{index}_label": channel.label,
-        f"in{index}_enable": "1",
-        f"in{index}_input": str(round(channel.bus_v * 125) * 8),
-        f"curr{index}_input": "0",
-        f"curr{index}_crit": "32760",
-        f"curr{index}_max": "32760",
-        f"curr{index}_crit_alarm": "0",
-        f"curr{index}_max_alarm": "0",
-        f"shunt{index}_resistor": str(channel.shunt_uohm),
-        f"in{index + 3}_input": "0",
-    }
-
-
-def _make_chip(root: Path, number: int, chip: Chip) -> None:
-    device = f"/sys/devices/platform/bus@0/c240000.i2c/i2c-1/{chip.address}"
-    attributes = {"name": "ina3221", "samples": "512", "update_interval": "430"}
-    for index, channel in enumerate(chip.channels, 1):
-        attributes |= _channel(index, channel)
-    attributes |= {"in7_label": "sum of shunt voltages", "in7_input": "0"}
-    _put(root, f"{device}/name", "ina3221")
-    _make_hwmon(root, number, device, attributes)
-    _link(root, f"/sys/bus/i2c/drivers/ina3221/{chip.address}", device)
+def _make_chip(root: Path, number: int, spec: BoardSpec, chip: Chip) -> None:
+    made = chips.made(spec, chip, number)
+    for name, text in made.attributes.items():
+        _put(root, f"{made.folder}/{name}", text)
+    _put(root, f"{made.device}/name", chip.kind)
+    _link(root, made.driver_link, made.device)
+    _link(root, f"/sys/bus/i2c/devices/{chip.address}", made.device)
+    if chip.kind == chips.INA3221X:
+        _link(root, f"/sys/bus/iio/devices/{made.folder.rpartition('/')[2]}", made.folder)
+    else:
+        _link(root, f"{made.folder}/device", made.device)
+        _link(root, f"/sys/class/hwmon/hwmon{number}", made.folder)
 
 
 def _make_sensors(root: Path, spec: BoardSpec) -> None:
     numbers = random.sample(range(len(spec.chips) + 3), len(spec.chips) + 3)  # the order differs from boot to boot
     for chip in spec.chips:
-        _make_chip(root, numbers.pop(), chip)
+        _make_chip(root, numbers.pop(), spec, chip)
     counters = {"name": "soctherm_oc"}
     for index in (1, 2, 3):
         counters |= {f"oc{index}_event_cnt": "0", f"oc{index}_throt_en": "1"}
