@@ -37,8 +37,9 @@ from jouletune.space import Variant
 log = logging.getLogger(__name__)
 
 WARNING = (
-    "trtexec runs the engine, since pycuda is missing: it tells its times only after a run, so that windows take "
-    "longer and none is cut short; inputs are random, outputs are not checked; install python3-pycuda for better"
+    "trtexec runs the engine and not TensorRT through pycuda: it tells its times only after a run, so that windows take "
+    "longer and none is cut short; inputs are random, outputs are not checked; with the CUDA toolkit: "
+    "sudo env PATH=/usr/local/cuda/bin:$PATH python3 -m pip install pycuda"
 )
 PLACES = ("/usr/src/tensorrt/bin/trtexec", "trtexec")
 _LONGEST_S = 900.0  # it prints six digits: beyond 1000 s they are not even milliseconds
