@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from jouled.board.identity import BoardFile, board_files, load_board_file, parse_board_file, read_identity
+from jouled.board.found import unknown_board
+from jouled.board.identity import (
+    TOPICS,
+    BoardFile,
+    board_files,
+    find_board_file,
+    parse_board_file,
+    read_identity,
+)
 from jouled.board.sysfs import Sysfs
 from jouled.errors import NotSupportedError
 
@@ -40,7 +49,9 @@ def test_an_l4t_that_is_not_told_is_none(tmp_path: Path, release: str | None) ->
 def test_a_module_without_a_known_carrier_is_still_known(tmp_path: Path) -> None:
     identity = read_identity(_tree(tmp_path, ("nvidia,p3701-0000", "nvidia,tegra234")))
     assert (identity.module, identity.carrier) == ("p3701-0000", "unknown")
-    assert load_board_file(identity).name == "agx-orin-64gb"
+    file = find_board_file(identity)
+    assert file is not None
+    assert file.name == "agx-orin-64gb"
 
 
 def test_a_machine_without_device_tree_is_no_jetson(tmp_path: Path) -> None:
@@ -55,9 +66,11 @@ def test_another_arm_board_is_no_jetson_and_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_jetson_is_refused_with_what_was_found_and_what_is_known(tmp_path: Path) -> None:
-    identity = read_identity(_tree(tmp_path, ("nvidia,p3737-0000+p9999-0001", "nvidia,tegra234")))
-    with pytest.raises(NotSupportedError, match=r"p9999-0001.*known: agx-orin-64gb \(p3701-0000"):
-        load_board_file(identity)
+    sysfs = _tree(tmp_path, ("nvidia,p3737-0000+p9999-0001", "nvidia,tegra234"))
+    identity = read_identity(sysfs)
+    assert find_board_file(identity) is None
+    told = str(unknown_board(sysfs, identity))
+    assert re.search(r"p9999-0001.*L4T 36\.4\.3.*found: no clocks and no rails; known: .*orin-64gb \(p3701-0000", told)
 
 
 def test_the_totals_of_the_agx_orin_leave_out_the_rail_inside_another() -> None:
@@ -80,13 +93,22 @@ coverage = "module"
 rail_averaging_s = 1
 emc_table_hz = [204000000]
 cooling_ignored = []
-temperature_zone = "tj-thermal"
+refusal = ""
+[confidence]
+rails = "seen"
+modes = "seen"
+cpu_table = "assumed"
+gpu_table = "unknown"
+emc_table = "inferred"
+thermal_zones = "seen"
+paths = "seen"
 """
+KNOWN = dict(zip(TOPICS, ("seen", "seen", "assumed", "unknown", "inferred", "seen", "seen"), strict=True))
 
 
 def test_a_board_file_is_read_whole() -> None:
     assert parse_board_file(_FILE, where="x.toml") == BoardFile(
-        "x", "X", "tegra234", ("p0000-0000",), ("VDD_IN",), "module", 1.0, (204000000,), (), "tj-thermal"
+        "x", "X", "tegra234", ("p0000-0000",), "", ("VDD_IN",), "module", 1.0, (204000000,), (), KNOWN
     )
 
 
@@ -100,6 +122,10 @@ def test_a_board_file_is_read_whole() -> None:
         ("[204000000]", "[true]", "emc_table_hz: wanted"),
         ("rail_averaging_s = 1", "rail_averaging_s = true", "rail_averaging_s: wanted float"),
         ('name = "x"', 'name = "x', "x.toml: "),
+        ('rails = "seen"\n', "", "confidence: wanted rails, modes"),
+        ('rails = "seen"', 'rails = "sure"', r"each seen or inferred or assumed or unknown; got .*sure"),
+        ('paths = "seen"', 'paths = "seen"\nfan = "seen"', "confidence: wanted rails"),
+        ('emc_table = "inferred"', 'emc_table = "assumed"', "emc_table_hz: what is assumed must not be used"),
     ],
 )
 def test_a_wrong_board_file_is_refused_by_file_and_key(old: str, new: str, message: str) -> None:

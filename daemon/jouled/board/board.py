@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from jouled.board.basemode import BaseMode, base_mode_of
 from jouled.board.discover import discover_domains, read_emc_table
 from jouled.board.domains import Domains
+from jouled.board.found import unknown_board
 from jouled.board.host import Host
-from jouled.board.identity import BoardFile, Identity, load_board_file, read_identity
+from jouled.board.identity import BoardFile, Identity, find_board_file, read_identity
 from jouled.board.knobs import CONF_PATH_PATH
 from jouled.board.nvpmodel import (
     CONF_PATH,
@@ -20,6 +21,7 @@ from jouled.board.nvpmodel import (
     query,
     read_status,
 )
+from jouled.board.support import release_warning
 from jouled.board.sysfs import Sysfs
 from jouled.errors import (
     AbsentError,
@@ -153,9 +155,13 @@ def discover(host: Host, base_mode: str = CURRENT) -> Board:
     (a file that does not parse), UsageError (another NAME).
     """
     identity = read_identity(host.sysfs)
-    file = load_board_file(identity)
+    file = find_board_file(identity)
+    if file is None:
+        raise unknown_board(host.sysfs, identity)
     domains = discover_domains(host.sysfs, emc_table_hz=file.emc_table_hz)
-    warnings = _fixed_warnings(host.sysfs, domains) + _conf_in_use_warning(host.sysfs)
+    told = release_warning(identity)
+    warnings = [told] if told is not None else []
+    warnings += _fixed_warnings(host.sysfs, domains) + _conf_in_use_warning(host.sysfs)
     conf, sha256 = _read_stock_conf(host.sysfs)
     model = _current_model(host, conf, warnings)
     _check_name(model, conf, base_mode)

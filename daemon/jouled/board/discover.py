@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from jouled.board.domains import CpuDomain, Domains, EmcDomain, GpuDomain
@@ -14,6 +15,7 @@ BPMP_EMC = "/sys/kernel/debug/bpmp/debug/clk/emc"
 BWMGR_HALT = "/sys/kernel/debug/bpmp/debug/bwmgr/bwmgr_halt"
 
 _GPU_NODES = frozenset({"gv11b", "gp10b", "ga10b", "gpu"})
+_GPU_CLASS = re.compile(r"gpu-gpc-\d+$")  # Thor: a PCI device, without a node of that name
 # L4T 36 and later first; then L4T 35 and before, where the cap that means "none" is 0 (JETSON 1.2).
 _EMC_CAPS = (("/sys/kernel/nvpmodel_clk_cap/emc", -1), ("/sys/kernel/nvpmodel_emc_cap/emc_iso_cap", 0))
 _GPU_FOLDERS = ("/sys/devices/platform/gpu.0", "/sys/devices/gpu.0")
@@ -100,6 +102,8 @@ def _first(sysfs: Sysfs, paths: Iterable[str]) -> str | None:
 
 
 def _is_gpu(sysfs: Sysfs, path: str) -> bool:
+    if _GPU_CLASS.search(path):
+        return True
     try:
         node = sysfs.read(f"{path}/device/of_node/name").strip("\0")
     except AbsentError:  # some kernels show no of_node: the device's name says the same

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from typing import Any
@@ -20,6 +21,10 @@ MODEL_PATH = "/proc/device-tree/model"
 COMPATIBLE_PATH = "/proc/device-tree/compatible"
 RELEASE_PATH = "/etc/nv_tegra_release"
 
+SUPER = "-super"
+TOPICS = ("rails", "modes", "cpu_table", "gpu_table", "emc_table", "thermal_zones", "paths")
+LEVELS = ("seen", "inferred", "assumed", "unknown")
+
 _PART = re.compile(r"p\d{4}-\d{4}")
 _RELEASE = re.compile(r"^#\s*R(\d+)\s*\(release\),\s*REVISION:\s*([\d.]+)")
 
@@ -35,21 +40,37 @@ class Identity:
     soc: str
     l4t: str | None
 
+    @property
+    def l4t_major(self) -> int | None:
+        """36 of 36.4.3."""
+        return None if self.l4t is None else int(self.l4t.partition(".")[0])
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What a board file may know the module by; with the Super configuration first its name with `-super`."""
+        is_super = any(entry.endswith(f"{self.module}{SUPER}") for entry in self.compatible)
+        return (f"{self.module}{SUPER}", self.module) if is_super else (self.module,)
+
 
 @dataclass(frozen=True, slots=True)
 class BoardFile:
-    """Facts of one kind of board. `total_rails` sum up to `coverage`; `emc_table_hz` is for who may not read it."""
+    """Facts of one kind of board. `total_rails` sum up to `coverage`; `emc_table_hz` is for who may not read it.
+
+    `refusal`: why none of its knobs is turned, "" where they are. `confidence`: how well each of TOPICS is known, one
+    of LEVELS. What is only assumed is for show and for virtual boards: tables are read from the board.
+    """
 
     name: str
     module: str
     soc: str
     compatible: tuple[str, ...]
+    refusal: str
     total_rails: tuple[str, ...]
     coverage: str
     rail_averaging_s: float
     emc_table_hz: tuple[int, ...]
     cooling_ignored: tuple[str, ...]
-    temperature_zone: str
+    confidence: Mapping[str, str]
 
 
 def _strings(raw: bytes) -> tuple[str, ...]:
@@ -113,6 +134,17 @@ def _field(data: dict[str, Any], name: str, kind: str, where: str) -> Any:
     raise NotSupportedError(f"{where}: {name}: wanted {kind}, got {value!r}")
 
 
+def _confidence(data: dict[str, Any], where: str) -> Mapping[str, str]:
+    told = data["confidence"]
+    if not isinstance(told, dict) or tuple(told) != TOPICS or not set(map(str, told.values())) <= set(LEVELS):
+        raise NotSupportedError(
+            f"{where}: confidence: wanted {', '.join(TOPICS)}, each {' or '.join(LEVELS)}; got {told!r}"
+        )
+    if data["emc_table_hz"] and told["emc_table"] not in LEVELS[:2]:
+        raise NotSupportedError(f"{where}: emc_table_hz: what is {told['emc_table']} must not be used on a real board")
+    return told
+
+
 def parse_board_file(text: str, *, where: str) -> BoardFile:
     """Read one board file strictly. Raises NotSupportedError naming the file and the key."""
     try:
@@ -122,7 +154,9 @@ def parse_board_file(text: str, *, where: str) -> BoardFile:
     kinds = {field.name: str(field.type) for field in fields(BoardFile)}
     for name in sorted(kinds.keys() ^ data.keys()):
         raise NotSupportedError(f"{where}: {name}: {'missing' if name in kinds else 'no such key'}")
-    return BoardFile(**{name: _field(data, name, kind, where) for name, kind in kinds.items()})
+    del kinds["confidence"]
+    plain = {name: _field(data, name, kind, where) for name, kind in kinds.items()}
+    return BoardFile(confidence=_confidence(data, where), **plain)
 
 
 def board_files() -> tuple[BoardFile, ...]:
@@ -132,14 +166,7 @@ def board_files() -> tuple[BoardFile, ...]:
     return tuple(parse_board_file(entry.read_text("utf-8"), where=f"boards/{entry.name}") for entry in found)
 
 
-def load_board_file(identity: Identity) -> BoardFile:
-    """The file whose part numbers are in the device tree. Raises NotSupportedError with what is known."""
-    known = board_files()
-    for board in known:
-        if identity.module in board.compatible:
-            return board
-    raise NotSupportedError(
-        f"board {identity.model!r} (module {identity.module}, {identity.soc}) is not known to jouled; known: "
-        + ", ".join(f"{board.name} ({', '.join(board.compatible)})" for board in known),
-        hint="please open an issue with the output of `cat /proc/device-tree/compatible | tr '\\0' ' '`",
-    )
+def find_board_file(identity: Identity) -> BoardFile | None:
+    """The file whose part numbers are in the device tree; None: no board that jouled knows."""
+    known = {part: board for board in board_files() for part in board.compatible}
+    return next((known[key] for key in identity.keys if key in known), None)

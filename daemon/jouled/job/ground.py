@@ -16,6 +16,7 @@ from jouled.board.meter import Meter, observer_of
 from jouled.board.observer import Observer
 from jouled.board.pending import read_quarantine
 from jouled.board.rails import find_meter
+from jouled.board.support import require_tunable
 from jouled.board.winner import home_of, winner_in_force
 from jouled.config import Config
 from jouled.errors import BoardError, BusyError, ConfigError, JouledError, ToolAbsentError
@@ -67,6 +68,7 @@ def survey(host: Host, request: Request) -> Ground:
             'mode: wanted "tune", got "observe": no knob is ever written', hint="change it, or do not tune"
         )
     board = discover(host, config.board.base_mode)
+    require_tunable(board.identity, board.file)
     marks = fingerprint(board, config.board.external_w)
     applied = winner_in_force(host, marks)
     found = read_knobs(host.sysfs, board.domains)
@@ -120,7 +122,11 @@ def open_meter(host: Host, request: Request, board: Board | None) -> Opened:
     chosen = request.choose_meter(host.processes, config.board.meter, None if board is None else find_rails)
     try:
         _check_windows(config, chosen.meter)
-        observer = observer_of(host.sysfs, None if board is None else board.domains, chosen.meter)
+        if board is None:
+            observer = observer_of(host.sysfs, None, chosen.meter)
+        else:
+            ignored = board.file.cooling_ignored
+            observer = observer_of(host.sysfs, board.domains, chosen.meter, ignored_cooling=ignored)
     except JouledError:
         chosen.meter.close()
         raise

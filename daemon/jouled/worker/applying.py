@@ -30,6 +30,7 @@ from jouled.board.snapshot import (
     write_origin_once,
     write_snapshot,
 )
+from jouled.board.support import require_tunable
 from jouled.board.winner import (
     delete_winner,
     home_of,
@@ -89,6 +90,7 @@ class _Changing:
         self._who = who
         self._why = why
         self._board = discover(site.host, site.config.board.base_mode)
+        require_tunable(self._board.identity, self._board.file)
         self._marks = fingerprint(self._board, site.config.board.external_w)
         self._found = read_knobs(site.host.sysfs, self._board.domains)
         self._home = self._home_knobs()
