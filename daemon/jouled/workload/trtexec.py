@@ -37,7 +37,7 @@ from jouletune.space import Variant
 log = logging.getLogger(__name__)
 
 WARNING = (
-    "trtexec runs the engine and not TensorRT through pycuda: it tells its times only after a run, so that windows take "
+    "trtexec runs the engine, not TensorRT through pycuda: it tells its times only after a run, so that windows take "
     "longer and none is cut short; inputs are random, outputs are not checked; with the CUDA toolkit: "
     "sudo env PATH=/usr/local/cuda/bin:$PATH python3 -m pip install pycuda"
 )
