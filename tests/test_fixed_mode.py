@@ -23,7 +23,8 @@ from jouled.board.lock import hold_board
 from jouled.board.meter import Chosen, Meter
 from jouled.board.nvml_link import GpuInfo
 from jouled.board.process import MARK, Processes, start_ticks
-from jouled.board.rails import Rail, Sampler
+from jouled.board.channels import Rail
+from jouled.board.rails import Sampler
 from jouled.board.statefile import write_state
 from jouled.board.sysfs import Sysfs
 from jouled.board.thermal import ThermalState

@@ -185,7 +185,7 @@ def test_help_works_where_no_heavy_library_can_be_imported() -> None:
     _run("-c", f"import sys; {blocked}; sys.argv = ['jouled', '--help']; from jouled.cli import main; main()")
 
 
-# Runs by itself, under JetPack's Python and beside JetPack's TensorRT: it may import nothing of ours, so it is one file.
+# Runs by itself, under JetPack's Python and beside JetPack's TensorRT: it may import nothing of ours, hence one file.
 ALONE = ROOT / "daemon" / "jouled" / "workload" / "tensorrt_runner.py"
 
 

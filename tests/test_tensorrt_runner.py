@@ -1,7 +1,7 @@
 """The TensorRT runner as its parent meets it: a process of its own, on stand-ins for tensorrt and pycuda.
 
 What stand-ins cannot show: a real GPU's times, what CUDA itself takes of memory and of the interpreter's lock, that the
-driver captures a graph, and that a broken plan makes a real TensorRT say no instead of crashing. bench/gpu_host.py does.
+driver captures a graph, and that a broken plan makes TensorRT say no instead of crashing. That is bench/gpu_host.py.
 """
 
 from __future__ import annotations
