@@ -592,6 +592,23 @@ def test_a_client_that_does_not_read_is_dropped(tmp_path: Path) -> None:
         assert len(read_all(client)) < 60_000_000
 
 
+def test_a_client_that_does_not_read_is_not_answered_in_advance(tmp_path: Path) -> None:
+    """Beyond what lies in the socket nothing is made for it."""
+    asked: list[int] = []
+
+    class Counting(FakeFace):
+        def history(self, limit: int) -> Any:
+            asked.append(limit)
+            return [{"event": "x" * 20_000}]
+
+    with serving(tmp_path, Counting(), patience_s=0.5) as server, server.connect() as client:
+        room = client.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        client.sendall(b"GET /v1/history HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+        with pytest.raises(ConnectionError):
+            _push(client, b"x")
+    assert len(asked) <= room / 20_000 + 2
+
+
 def test_what_comes_is_read_in_pieces_no_larger_than_a_body(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
     real = Connection.data_received

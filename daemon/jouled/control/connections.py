@@ -86,6 +86,7 @@ class Connection(web.RequestHandler):
         if not self._gate.enter(self):
             transport.abort()
             return
+        transport.set_write_buffer_limits(high=0)  # who does not read what it has asked for gets no more made
         transport.max_size = _READ_BYTES  # type: ignore[attr-defined]  # all of asyncio's own have it
         self._wait()
         super().connection_made(transport)
