@@ -326,6 +326,21 @@ def test_a_line_whose_checksum_fits_and_whose_types_do_not_is_passed_over(
     assert service.history(10) == []
 
 
+def test_where_the_kernels_switch_cannot_be_seen_no_knob_is_written(machine: Machine) -> None:
+    path = machine.folder / "board/proc/cmdline"
+    path.unlink()
+    path.mkdir()
+    machine.leave_snapshot()
+
+    async def work(service: Service) -> None:
+        assert (service.status().state, "/proc/cmdline" in service.status().to_do) == (State.DISABLED, True)
+        with pytest.raises(Refused):
+            await service.apply("reference", PEER)
+
+    live(machine, work)
+    assert machine.heard == []
+
+
 def test_a_look_discovers_the_board_only_when_something_it_rests_on_has_changed(machine: Machine) -> None:
     service = _service(machine)
     view = service.outlook.view

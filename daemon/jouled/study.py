@@ -67,7 +67,8 @@ def open_storage(state_dir: Path) -> Iterator[RDBStorage]:
         try:
             storage = RDBStorage(f"sqlite:///{path}")
         except (OptunaError, SQLAlchemyError) as again:
-            raise StateError(f"{path}: cannot be made: {again}", hint="free some space, or mend its rights") from again
+            text = str(again).splitlines()[0]  # the rest is SQL
+            raise StateError(f"{path}: cannot be made: {text}", hint="free some space, or mend its rights") from again
     try:
         yield storage
     finally:

@@ -16,7 +16,7 @@ from jouled.board.pending import Pending, Quarantine, pending_path, quarantine_p
 from jouled.board.snapshot import snapshot_path
 from jouled.board.switches import check_switches
 from jouled.board.winner import read_winner, winner_path
-from jouled.errors import JouledError, NotPermittedError
+from jouled.errors import JouledError, NotPermittedError, SysfsError
 from jouled.service.keeper import Pause
 from jouled.service.requests import pause_path, read_pause
 
@@ -97,10 +97,10 @@ class Files:
 
 
 def switched_off(host: Host) -> str:
-    """Why no knob may be written: the operator's switches; "" while none is set."""
+    """Why no knob may be written: the operator's switches, or that they cannot be seen; "" while none is set."""
     try:
         check_switches(host.sysfs)
-    except NotPermittedError as error:
+    except (NotPermittedError, SysfsError) as error:
         return f"{error}; {error.hint}" if error.hint else str(error)
     return ""
 
