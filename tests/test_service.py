@@ -928,6 +928,17 @@ def test_of_many_jobs_the_oldest_are_forgotten_but_not_what_a_winner_was_asked_f
     assert (winner.outcome, winner.request) == ("tuned", BOUND)
 
 
+def test_the_last_job_is_the_one_that_ended_last_even_if_the_clock_was_put_back(machine: Machine) -> None:
+    history = _service(machine).outlook.history
+    for job, wall_s in (("a" * 12, 4e9), ("b" * 12, 1e9)):
+        machine.ledger(event="job_started", job=job, wall_s=wall_s)
+        machine.ledger(event="finished", job=job, result={"outcome": "no_gain", "duration_s": 1.0})
+        history.follow()
+        last = history.last_job()
+        assert last is not None
+        assert last.id == job
+
+
 def test_a_torn_line_of_the_requests_is_set_aside_and_said(machine: Machine) -> None:
     first = _service(machine)
     first.outlook.requests.mend()

@@ -152,12 +152,12 @@ class History:
     def follow(self) -> None:
         """Take in what is new in the files."""
         if self._is_new:
-            self._is_new = False
             self._remember()
         for record in self._ledger.records():
             self._take_event(record)
         for record in self._requests.records():
             self._take_request(record)
+        self._is_new = False
 
     def _remember(self) -> None:
         """What must stay known when a file has grown too large and begun anew: ends of jobs, changes, what was asked
@@ -255,7 +255,8 @@ class History:
         entry.reason_code, entry.reason_text = reason.get("code"), str(reason.get("text") or "")
         if outcome is not None:
             self._sums.jobs[outcome] = self._sums.jobs.get(outcome, 0) + 1
-            self.last = entry if self.last is None or entry.began_wall_s >= self.last.began_wall_s else self.last
+            is_later = self.last is None or entry.began_wall_s >= self.last.began_wall_s
+            self.last = entry if is_later or not self._is_new else self.last  # what ends now does, whatever the clock
 
     # --- answers ------------------------------------------------------------------------------------------
 
