@@ -211,6 +211,16 @@ def test_applying_again_mends_what_somebody_changed(bench: Bench) -> None:
     assert verify_board(bench.site)["mismatches"] == []
 
 
+@pytest.mark.parametrize(("target", "typed"), [("winner", "winner"), ("reference", "reference"), (OTHER, OTHER)])
+def test_verify_says_what_puts_it_right(bench: Bench, target: str, typed: str) -> None:
+    bench.apply(target)
+    assert verify_board(bench.site)["to_do"] == ""
+    bench.host.sysfs.write(GPU_MAX, "408000000", why="somebody")
+    found = verify_board(bench.site)
+    assert found["mismatches"]
+    assert found["to_do"].startswith(f"jouled apply {typed}, or reboot")
+
+
 def test_reference_mended_after_a_mismatch_is_the_one_that_verify_wants(bench: Bench) -> None:
     found = bench.knobs()
     bench.apply("winner")

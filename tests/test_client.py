@@ -197,6 +197,12 @@ def test_status_says_which_knobs_are_wrong() -> None:
     assert "and 2 more knobs: jouled status --json" in text
 
 
+def test_a_wrong_knob_does_not_make_the_winner_a_mode_chosen_by_hand() -> None:
+    text = _text(replace(STATUS, mismatches=("knob 1: wanted 1, got 2",)))
+    assert "in force  should be the winner: 12 cores, " in text
+    assert "not in force" not in text
+
+
 def test_status_says_for_what_a_winner_no_longer_holds() -> None:
     assert STATUS.in_force is not None
     aside = replace(STATUS, in_force=replace(STATUS.in_force, source=Source.REFERENCE))

@@ -30,7 +30,7 @@ BUSY = replace(
     state=State.TUNING,
     job=RunningJob("0123456789ab", "uid 0 (root)", "search", 7, NOW_S - 600, NOW_S + 500),
     quarantined=2,
-    mismatches=("a", "b"),
+    mismatches=(),
 )
 EMPTY = Status(state=State.IDLE, since_wall_s=NOW_S, wall_s=NOW_S)
 
@@ -76,6 +76,13 @@ def test_the_winners_numbers_are_there_only_while_it_is_in_force(source: Source)
     assert not names & {"jouled_energy_saving_ratio", "jouled_latency_bound_seconds"}
     assert not [name for name in _series(aside) if 'which="applied"' in name]
     assert [name for name in _series(aside) if 'which="reference"' in name]
+
+
+def test_a_winner_with_a_wrong_knob_saves_nothing_that_is_known() -> None:
+    wrong = replace(STATUS, mismatches=("knob 1: wanted 1, got 2",))
+    assert not _names(wrong) & {"jouled_energy_saving_ratio", "jouled_latency_bound_seconds"}
+    assert _series(wrong)["jouled_verify_mismatch"] == 1.0
+    assert any('source="winner"' in name for name in _series(wrong) if name.startswith("jouled_mode_info"))
 
 
 @pytest.mark.parametrize(("verified", "value"), [(True, 1.0), (False, 0.0)])

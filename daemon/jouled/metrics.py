@@ -54,7 +54,8 @@ class StatusCollector(Collector):
 
 
 def _has_winner(status: Status) -> bool:
-    return status.in_force is not None and status.in_force.source is Source.WINNER
+    found = status.in_force
+    return found is not None and found.source is Source.WINNER and not status.mismatches
 
 
 # --- shapes -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ KERNEL_ARGUMENT = "jouled=off"
 def check_switches(sysfs: Sysfs) -> None:
     """Raise NotPermittedError where the operator has switched every write of a knob off."""
     if sysfs.exists(DISABLED_PATH):
-        raise NotPermittedError(f"{DISABLED_PATH} is there: no knob is written", hint=f"remove {DISABLED_PATH} first")
+        raise NotPermittedError(f"{DISABLED_PATH} is there: no knob is written", hint="remove it first")
     try:
         words = sysfs.read("/proc/cmdline").split()
     except AbsentError:

@@ -15,6 +15,7 @@ HEIGHT = 23  # and a line for the shell's prompt
 _LABEL = 10
 _MOST_MISMATCHES = 3
 _MOST_LINES_EACH = 3
+_MOST_LINES_TO_DO = 5  # the command that helps stands at its end
 _PEER = re.compile(r"uid \d+ \((.+)\)")
 
 Record = Mapping[str, Any]
@@ -63,7 +64,7 @@ def _said(word: str, text: str) -> list[str]:
         initial_indent=head,
         subsequent_indent=" " * len(head),
         break_on_hyphens=False,
-        max_lines=_MOST_LINES_EACH,
+        max_lines=_MOST_LINES_TO_DO if word == "to do" else _MOST_LINES_EACH,
         placeholder=" …",
     )
     return lines or [head.rstrip()]
@@ -127,7 +128,8 @@ def _in_force(status: Record, now_s: float) -> str:
     source = {"winner": "the winner", "reference": "the board's own mode", "other": "a mode chosen by hand"}
     since_s = found["since_wall_s"]
     since = "" if since_s is None else f" ({_since(since_s, now_s)})"
-    return f"{source[found['source']]}: {_mode(found)}{since}"
+    told = "should be " if status["mismatches"] else ""
+    return f"{told}{source[found['source']]}: {_mode(found)}{since}"
 
 
 def _saves(status: Record) -> str:

@@ -256,7 +256,7 @@ class Outlook:
         if applied is not None:
             since_wall_s = self.known.applied_wall_s
         return InForce(
-            source=look.source if is_right else Source.OTHER,
+            source=look.source,
             mode=look.mode,
             policy=look.policy,
             since_wall_s=since_wall_s,

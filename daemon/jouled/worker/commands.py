@@ -86,6 +86,7 @@ def verify_board(site: Site) -> dict[str, Any]:
     wanted = should_be(host, board, in_force)
     found = Actuator(host, board, wanted.home, Method.SYSFS).compare(wanted.mode, wanted.policy)
     left, to_do = _what_jobs_left(site)
+    to_do = to_do or f"{_again(in_force)}, or reboot: the board then comes back in its operator's mode"
     if host.privileged and pending_path(host.state_dir).exists():
         with suppress(BusyError, StateError), hold_board(host, verb="verify"):
             clear_survived(host)
@@ -109,11 +110,18 @@ def _named(in_force: Applied | None) -> str:
     return "the mode applied by hand" if in_force.decision_id == BY_HAND else "the winner"
 
 
+def _again(in_force: Applied | None) -> str:
+    """What puts it in force once more."""
+    if in_force is None:
+        return "jouled apply reference"
+    return f"jouled apply {mode_name(in_force.candidate.mode) if in_force.decision_id == BY_HAND else 'winner'}"
+
+
 def _what_jobs_left(site: Site) -> tuple[list[str], str]:
-    """Sentences on a job that runs or was interrupted, and what to do where something is wrong."""
+    """Sentences on a job that runs or was interrupted, and what to do about it."""
     snapshot = read_snapshot(site.host.state_dir)
     if snapshot is None:
-        return [], "jouled tune again, or reboot: the board then comes back in its operator's mode"
+        return [], ""
     holder = read_holder(site.host)
     if holder is not None:
         text = f"a job holds the board (pid {holder[0]}, jouled {holder[1]}): its modes are in force"
