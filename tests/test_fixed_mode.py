@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 from jouled.board.board import discover
+from jouled.board.channels import Rail
 from jouled.board.clocks import ClockReading
 from jouled.board.gpuload import GpuClient
 from jouled.board.host import Host
 from jouled.board.knobs import read_knobs
 from jouled.board.lock import hold_board
-from jouled.board.meter import Chosen, Meter
+from jouled.board.meter import BoardMeters, Chosen
 from jouled.board.nvml_link import GpuInfo
 from jouled.board.process import MARK, Processes, start_ticks
-from jouled.board.channels import Rail
 from jouled.board.rails import Sampler
 from jouled.board.statefile import write_state
 from jouled.board.sysfs import Sysfs
@@ -200,8 +200,8 @@ class Bench:
         )
         self.events: list[Event] = []
 
-    def choose(self, processes: Processes, wanted: str, find_sysfs: Callable[[], Meter] | None) -> Chosen:
-        assert find_sysfs is None, "this machine is no Jetson"
+    def choose(self, processes: Processes, wanted: str, board: BoardMeters | None) -> Chosen:
+        assert board is None, "this machine is no Jetson"
         return Chosen(self.meter, "made up")
 
     def config(self, **overrides: Any) -> Config:

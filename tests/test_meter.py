@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from jouled.board.discover import discover_domains
 from jouled.board.domains import Domains
 from jouled.board.gpuload import GpuClient
 from jouled.board.grid import board_space
-from jouled.board.meter import Chosen, Meter, choose_meter, observer_of
+from jouled.board.meter import BoardMeters, Chosen, Meter, choose_meter, observer_of
 from jouled.board.nvml_link import GpuInfo
 from jouled.board.observer import Observer, SysfsObserver, Together
 from jouled.board.process import Processes
@@ -28,6 +28,7 @@ from jouled.job.events import Event
 from jouled.job.job import run_job
 from jouled.job.measuring import Measurer, MeasuringSettings, Taken, Wanted
 from jouled.job.request import Request
+from jouled.virtual.faults import set_faults
 from jouled.virtual.machine import VirtualMachine
 from jouled.virtual.runner import VirtualRunner
 from jouled.workload.runner import Arrival
@@ -128,10 +129,18 @@ def rails(machine: VirtualMachine, *names: str) -> RailMeter:
     return find_meter(machine.sysfs, names or machine.spec.total_rails)
 
 
+def no_jtop() -> Meter:
+    raise NotSupportedError("jtop: there is no jetson-stats here")
+
+
+def meters(machine: VirtualMachine, *names: str, jtop: Callable[[], Meter] = no_jtop) -> BoardMeters:
+    return BoardMeters(lambda: rails(machine, *names), jtop)
+
+
 def test_a_boards_own_sensors_come_first(machine: VirtualMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvml(monkeypatch, FakeMeter())
     for wanted in ("auto", "sysfs"):
-        chosen = choose_meter(Processes(), wanted, lambda: rails(machine))
+        chosen = choose_meter(Processes(), wanted, meters(machine))
         assert chosen.meter.rail == "VDD_GPU_SOC+VDD_CPU_CV+VIN_SYS_5V0"
         assert not chosen.is_fallback
     machine.close()
@@ -141,7 +150,7 @@ def test_where_they_do_not_measure_the_total_nvml_does_and_it_is_said(
     machine: VirtualMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_nvml(monkeypatch, FakeMeter())
-    chosen = choose_meter(Processes(), "auto", lambda: rails(machine, "VIN"))
+    chosen = choose_meter(Processes(), "auto", meters(machine, "VIN"))
     assert chosen.meter.rail == "nvml:GPU0"
     assert chosen.is_fallback
     assert "GPU board" in chosen.why
@@ -154,7 +163,7 @@ def test_where_neither_does_the_boards_own_reason_is_given(
 ) -> None:
     fake_nvml(monkeypatch, "power is not supported")  # as on Orin
     with pytest.raises(NotSupportedError, match="no VIN") as refused:
-        choose_meter(Processes(), "auto", lambda: rails(machine, "VIN"))
+        choose_meter(Processes(), "auto", meters(machine, "VIN"))
     assert "power is not supported" in str(refused.value.__cause__)
     machine.close()
 
@@ -162,7 +171,7 @@ def test_where_neither_does_the_boards_own_reason_is_given(
 def test_sysfs_alone_falls_back_to_nothing(machine: VirtualMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvml(monkeypatch, FakeMeter())
     with pytest.raises(NotSupportedError, match="no VIN"):
-        choose_meter(Processes(), "sysfs", lambda: rails(machine, "VIN"))
+        choose_meter(Processes(), "sysfs", meters(machine, "VIN"))
     machine.close()
 
 
@@ -175,13 +184,53 @@ def test_a_machine_that_is_no_jetson_is_measured_by_nvml(wanted: str, monkeypatc
 
 def test_what_cannot_be_is_refused_with_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvml(monkeypatch, "there is no Python module pynvml here")
-    with pytest.raises(NotSupportedError, match="no Jetson") as refused:
-        choose_meter(Processes(), "sysfs", None)
-    assert '"nvml"' in refused.value.hint
+    for wanted in ("sysfs", "jtop"):
+        with pytest.raises(NotSupportedError, match="no Jetson") as refused:
+            choose_meter(Processes(), wanted, None)
+        assert '"nvml"' in refused.value.hint
     with pytest.raises(NotSupportedError, match="no Python module pynvml"):
         choose_meter(Processes(), "auto", None)
-    with pytest.raises(ConfigError, match="jtop comes in a later version"):
-        choose_meter(Processes(), "jtop", None)
+
+
+def hide(machine: VirtualMachine) -> None:
+    set_faults(str(machine.root), read_errors={"/sys/class/hwmon/*/curr1_input": "EACCES"})
+
+
+def test_jtop_measures_where_the_config_says_so_and_where_the_sensors_are_hidden(
+    machine: VirtualMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvml(monkeypatch, FakeMeter())
+    found = meters(machine, jtop=lambda: FakeMeter(rail="VDD_IN", coverage="module, read by jtop"))
+    assert choose_meter(Processes(), "jtop", found).meter.rail == "VDD_IN"
+    assert choose_meter(Processes(), "auto", found).meter.rail == "VDD_GPU_SOC+VDD_CPU_CV+VIN_SYS_5V0"
+    hide(machine)
+    chosen = choose_meter(Processes(), "auto", found)
+    assert (chosen.meter.rail, chosen.is_fallback) == ("VDD_IN", True)
+    assert chosen.why.startswith("measured by jtop (module, read by jtop), since the total rail")
+    assert "curr1_input: cannot read" in chosen.why
+    machine.close()
+
+
+def test_where_a_rail_is_missing_jtop_is_not_asked_since_it_reads_the_same_sensors(
+    machine: VirtualMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvml(monkeypatch, FakeMeter())
+    chosen = choose_meter(Processes(), "auto", meters(machine, "VIN", jtop=lambda: pytest.fail("it was asked")))
+    assert chosen.meter.rail == "nvml:GPU0"
+    machine.close()
+
+
+def test_where_jtop_is_not_there_either_nvml_comes_last(
+    machine: VirtualMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvml(monkeypatch, FakeMeter())
+    hide(machine)
+    chosen = choose_meter(Processes(), "auto", meters(machine))
+    assert (chosen.meter.rail, chosen.is_fallback) == ("nvml:GPU0", True)
+    fake_nvml(monkeypatch, "power is not supported")
+    with pytest.raises(NotSupportedError, match="not to be read"):
+        choose_meter(Processes(), "auto", meters(machine))
+    machine.close()
 
 
 # --- who looks ----------------------------------------------------------------------------------------------

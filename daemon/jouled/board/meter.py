@@ -1,4 +1,4 @@
-"""What a job measures the total rail with: the board's own sensors or NVML, chosen once, and how either is sampled."""
+"""What a job measures the total rail with: the board's own sensors, jtop's service or NVML, chosen once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jouled.board.nvml_link import GpuInfo
 from jouled.board.observer import Observer, SysfsObserver, Together
 from jouled.board.process import Processes
 from jouled.board.thermal import IGNORED_COOLING
-from jouled.errors import ConfigError, NotSupportedError, SensorError
+from jouled.errors import NotSupportedError, SensorError, SensorsHiddenError
 
 if TYPE_CHECKING:
     from jouled.board.domains import Domains
@@ -81,44 +81,53 @@ class Chosen:
     is_fallback: bool = False
 
 
-def choose_meter(
-    processes: Processes, wanted: str, find_sysfs: Callable[[], Meter] | None, *, device: int = 0
-) -> Chosen:
-    """The meter that `board.meter` asks for. `auto`: the board's own sensors of the total, else NVML.
+@dataclass(frozen=True, slots=True)
+class BoardMeters:
+    """How a Jetson's total may be measured: by its sensors as the kernel shows them, or by jtop's service."""
 
-    `find_sysfs` finds the board's own; None: this machine is no Jetson. `device` is NVML's index of the GPU.
-    Raises NotSupportedError, ConfigError.
+    sysfs: Callable[[], Meter]
+    jtop: Callable[[], Meter]
+
+
+def choose_meter(processes: Processes, wanted: str, board: BoardMeters | None, *, device: int = 0) -> Chosen:
+    """The meter that `board.meter` asks for. `auto`: the board's own sensors; jtop where they are hidden; then NVML.
+
+    `board` None: this machine is no Jetson. `device` is NVML's index of the GPU. Raises NotSupportedError.
     """
-    if wanted == "jtop":
-        raise ConfigError(
-            'board.meter: jtop comes in a later version; it reads the same sensors as "sysfs"',
-            hint="leave board.meter out",
-        )
     if wanted == "nvml":
         return Chosen(open_nvml(processes, device=device), "board.meter says nvml")
-    if find_sysfs is None:
-        if wanted == "sysfs":
+    if board is None:
+        if wanted in ("sysfs", "jtop"):
             raise NotSupportedError(
-                'board.meter = "sysfs": this machine is no Jetson and has none of its sensors',
+                f'board.meter = "{wanted}": this machine is no Jetson and has none of its sensors',
                 hint='set board.meter to "nvml" or "auto"',
             )
         return Chosen(open_nvml(processes, device=device), "this machine is no Jetson: its GPU is measured by NVML")
     if wanted == "sysfs":
-        return Chosen(find_sysfs(), "board.meter says sysfs")
-    return _first_of_board(processes, find_sysfs, device)
+        return Chosen(board.sysfs(), "board.meter says sysfs")
+    if wanted == "jtop":
+        return Chosen(board.jtop(), "board.meter says jtop")
+    return _first_of_board(processes, board, device)
 
 
-def _first_of_board(processes: Processes, find_sysfs: Callable[[], Meter], device: int) -> Chosen:
-    """NVML counts less than the board's total (the GPU alone), so it comes second and is said."""
+def _first_of_board(processes: Processes, board: BoardMeters, device: int) -> Chosen:
+    """NVML counts less than the board's total (the GPU alone), so it comes last and is said."""
     try:
-        return Chosen(find_sysfs(), "the board's own sensors measure its total")
+        return Chosen(board.sysfs(), "the board's own sensors measure its total")
     except NotSupportedError as error:
-        try:
-            meter = open_nvml(processes, device=device)
-        except NotSupportedError as other:
-            log.info("%s", other)
-            raise error from other
-        return Chosen(meter, f"measured by NVML ({meter.coverage}), since {error}", is_fallback=True)
+        others: list[Callable[[], Meter]] = [lambda: open_nvml(processes, device=device)]
+        if isinstance(error, SensorsHiddenError):  # jtop reads the same sensors: it has no other rails
+            others.insert(0, board.jtop)
+        for find in others:
+            try:
+                meter = find()
+            except NotSupportedError as other:
+                log.info("%s", other)
+                last = other
+                continue
+            by = "jtop" if find is board.jtop else "NVML"
+            return Chosen(meter, f"measured by {by} ({meter.coverage}), since {error}", is_fallback=True)
+        raise error from last
 
 
 def observer_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from jouled.job.events import Event
 from jouletune.space import PowerMode, Variant
 
 _MODE = "cores-CPU-GPU-EMC, MHz"
+_INDENT = " " * 8
+_WIDE = 80
 _MODE_WIDTH = 24
 
 
@@ -38,7 +41,7 @@ class Progress:
             return (
                 f"{event['board']} in {event['base_mode']}: "
                 f"{candidates_text(event['grid_size'], self._axes or {})}, "
-                f"about {duration(event['expected_s'])}"
+                f"about {duration(event['expected_s'])}" + _measured(event)
             )
         if kind == "phase":
             return self._header() if event["phase"] == "reference" else _phase(event)
@@ -94,6 +97,15 @@ class Progress:
         if self._reference_j is not None:
             numbers += f" {100 * (1 - window['energy_j'] / self._reference_j):+6.1f} %"
         return f"{head} {numbers}" + (f"  ({trial['infeasible']})" if trial["infeasible"] else "")
+
+
+def _measured(event: Event) -> str:
+    """Which meter, and why; an older worker does not say it."""
+    why = event.get("meter_why")
+    if why is None:
+        return ""
+    lines = [f"{event['rail']} ({event['rail_coverage']}):", *textwrap.wrap(why, _WIDE - len(_INDENT))]
+    return "".join(f"\n{_INDENT}{line}" for line in lines)
 
 
 def _phase(event: Event) -> str | None:

@@ -189,6 +189,7 @@ class FixedCustody:
             board=board,
             space=space,
             meter=opened.meter,
+            meter_why=opened.why,
             observer=opened.observer,
             fingerprint=marks,
             found=found,

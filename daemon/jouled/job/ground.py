@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,8 +12,9 @@ from jouled.board.board import Board, discover, fingerprint
 from jouled.board.domains import Domains
 from jouled.board.host import Host
 from jouled.board.jetson_clocks import TOOL as JETSON_CLOCKS
+from jouled.board.jtop import open_jtop
 from jouled.board.knobs import Knobs, read_knobs
-from jouled.board.meter import Meter, observer_of
+from jouled.board.meter import BoardMeters, Meter, observer_of
 from jouled.board.observer import Observer
 from jouled.board.pending import read_quarantine
 from jouled.board.rails import find_meter
@@ -45,6 +47,7 @@ class Ground:
     board: Board | None
     space: Space
     meter: Meter
+    meter_why: str
     fingerprint: Mapping[str, str]
     found: Knobs
     home: Knobs
@@ -82,6 +85,7 @@ def survey(host: Host, request: Request) -> Ground:
         board=board,
         space=space,
         meter=opened.meter,
+        meter_why=opened.why,
         observer=opened.observer,
         fingerprint=marks,
         found=found,
@@ -95,9 +99,10 @@ def survey(host: Host, request: Request) -> Ground:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A meter that runs, what observes beside it, and what there is to say about the choice."""
+    """A meter that runs, why it is this one, and what observes beside it."""
 
     meter: Meter
+    why: str
     observer: Observer
     warnings: tuple[str, ...]
 
@@ -109,17 +114,8 @@ def open_meter(host: Host, request: Request, board: Board | None) -> Opened:
     """
     config = request.config
 
-    def find_rails() -> Meter:
-        assert board is not None
-        return find_meter(
-            host.sysfs,
-            request.total_rails or config.board.total_rails or board.file.total_rails,
-            coverage=board.file.coverage,
-            averaging_s=board.file.rail_averaging_s,
-            allow_partial=config.board.on_partial_rails == "partial",
-        )
-
-    chosen = request.choose_meter(host.processes, config.board.meter, None if board is None else find_rails)
+    own = None if board is None else _board_meters(host, request, board)
+    chosen = request.choose_meter(host.processes, config.board.meter, own)
     try:
         _check_windows(config, chosen.meter)
         if board is None:
@@ -130,7 +126,22 @@ def open_meter(host: Host, request: Request, board: Board | None) -> Opened:
     except JouledError:
         chosen.meter.close()
         raise
-    return Opened(chosen.meter, observer, (chosen.why,) if chosen.is_fallback else ())
+    return Opened(chosen.meter, chosen.why, observer, (chosen.why,) if chosen.is_fallback else ())
+
+
+def _board_meters(host: Host, request: Request, board: Board) -> BoardMeters:
+    config = request.config.board
+    rails = request.total_rails or config.total_rails or board.file.total_rails
+    coverage, averaging_s = board.file.coverage, board.file.rail_averaging_s
+    partial = config.on_partial_rails == "partial"
+
+    def by_sysfs() -> Meter:
+        return find_meter(host.sysfs, rails, coverage=coverage, averaging_s=averaging_s, allow_partial=partial)
+
+    def by_jtop() -> Meter:
+        return open_jtop(host.processes, rails, coverage=coverage, averaging_s=averaging_s, allow_partial=partial)
+
+    return BoardMeters(by_sysfs, by_jtop)
 
 
 def _check_windows(config: Config, meter: Meter) -> None:
@@ -140,7 +151,7 @@ def _check_windows(config: Config, meter: Meter) -> None:
         raise ConfigError(
             f"job.window_min_s: wanted at least {least_s:.1f} s (32 averages of this sensor), "
             f"got {config.job.window_min_s:g} s",
-            hint="leave job.window_min_s out",
+            hint=f"set job.window_min_s to {math.ceil(least_s)}",
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jouled.board.apply import ClocksPolicy
 from jouled.board.board import Board
-from jouled.board.meter import Chosen, Meter, choose_meter
+from jouled.board.meter import BoardMeters, Chosen, choose_meter
 from jouled.board.process import Processes
 from jouled.config import Config
 from jouled.errors import ConfigError
@@ -21,7 +21,7 @@ BUILD_S = 45 * 60.0  # all that a job builds before its first window
 _SPARE_S = 60.0
 
 
-ChooseMeter = Callable[[Processes, str, Callable[[], Meter] | None], Chosen]
+ChooseMeter = Callable[[Processes, str, BoardMeters | None], Chosen]
 """(processes, board.meter, how to find the board's own: None on a machine that is no Jetson) → the meter."""
 Beat = Callable[[], None]
 """Called each second of a wait: it may raise Cancelled."""
@@ -62,7 +62,6 @@ class Request:
         wanted = (
             ("target.objective", target.objective, "energy"),
             ("job.guard", job.guard, ()),
-            ("job.keep_samples", job.keep_samples, False),
         )
         for key, got, only in wanted:
             if got != only:

@@ -101,6 +101,8 @@ def announcement(request: Request, ground: Ground, arrival: str | None, wall_s: 
         "board": ground.name,
         "base_mode": ground.base_mode,
         "rail": ground.meter.rail,
+        "rail_coverage": ground.meter.coverage,
+        "meter_why": ground.meter_why,
         "grid_size": len(ground.space),
         "axes": {axis.name: axis.values for axis in ground.space.axes},
         "workload": request.workload,
