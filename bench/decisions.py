@@ -39,7 +39,7 @@ from jouled.job.trials import Trials
 from jouled.virtual.fixed import FixedMode, FixedPlant
 from jouled.virtual.machine import VirtualMachine
 from jouled.virtual.operation import Noise
-from jouled.virtual.specs import AGX_ORIN_64GB, Channel, rewired
+from jouled.virtual.specs import Channel, board_spec, rewired
 from jouled.workload.runner import Arrival
 from jouletune.decision import Outcome, ReasonCode, decide
 from jouletune.finals import Finals
@@ -97,7 +97,7 @@ def machine_of(task: Task, folder: Path) -> VirtualMachine:
     }
     rails = tuple(channel.label for channel in channels)
     plant = FixedPlant(modes, rails, (gpu, 1.0 - gpu - system, system), 0.5 * task.power_w, noise)
-    spec = rewired(AGX_ORIN_64GB, channels)
+    spec = rewired(board_spec("agx-orin-64gb"), channels)
     return VirtualMachine(folder / "board", board=spec, seed=task.seed, plant=plant, programs="in_process")
 
 

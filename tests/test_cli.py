@@ -150,7 +150,7 @@ def test_quarantined_mode_is_shown_and_forgotten_by_name(state: list[str], capsy
     ("arguments", "code", "words"),
     [
         (["tune", *BOARD], 2, "no bound"),
-        (["tune", "--virtual", "orin-giga", "--latency-bound-ratio", "1.2"], 2, "there are agx-orin-64gb"),
+        (["tune", "--virtual", "orin-giga", "--latency-bound-ratio", "1.2"], 2, "there are agx-orin-32gb, agx"),
         (["tune", *BOARD, "--base-mode", "30W", "--latency-bound-ratio", "1.2"], 2, "MODE_30W"),
         (["tune", *BOARD, "--latency-bound-ratio", "nan"], 2, "target.latency_bound_ratio: wanted a number"),
         (["tune", *BOARD, "--latency-bound-ratio", "1.2", "--grid", "3x"], 2, "grid.shape"),

@@ -24,7 +24,7 @@ from jouled.virtual.machine import BoardReset, VirtualMachine
 from jouled.virtual.operation import Noise, Power, Setting, Thermal
 from jouled.virtual.plant import LayerPlant, load_workload
 from jouled.virtual.runner import VirtualRunner
-from jouled.virtual.specs import AGX_ORIN_64GB, Channel, rewired
+from jouled.virtual.specs import Channel, board_spec, rewired
 from jouled.virtual.supply import BLOCK_S, Supply, steady
 from jouled.virtual.truth import long_run
 from jouled.workload.runner import Arrival
@@ -435,7 +435,8 @@ def test_transient_of_30_s_can_be_had(tmp_path: Path) -> None:
 def grid_truths(machine: VirtualMachine) -> Iterator[tuple[PowerMode, float, float]]:
     """(mode, J, mean seconds) of a coarse grid of MAXN."""
     cpus = (729_600_000, 1_190_400_000, 1_651_200_000, 2_201_600_000)
-    for emc_hz, gpu_hz, cpu_hz in product(AGX_ORIN_64GB.emc_table_hz[1:], AGX_ORIN_64GB.gpu_table_hz, cpus):
+    spec = board_spec("agx-orin-64gb")
+    for emc_hz, gpu_hz, cpu_hz in product(spec.emc_table_hz[1:], spec.gpu_table_hz, cpus):
         mode = PowerMode(12, cpu_hz, gpu_hz, emc_hz)
         truth = machine.truth(mode)
         yield mode, truth.energy_j, 1.0 / truth.throughput_hz
@@ -485,7 +486,7 @@ def test_mask_of_the_base_mode_is_part_of_the_truth(tmp_path: Path) -> None:
 
 def test_fixed_plant_measures_what_was_scripted(tmp_path: Path) -> None:
     channels = (Channel("A", 20.0), Channel("B", 20.0), Channel("C", 5.0))
-    spec = rewired(AGX_ORIN_64GB, channels)
+    spec = rewired(board_spec("agx-orin-64gb"), channels)
     modes = {
         (2_201_600_000, 1_300_500_000, 3_199_000_000): FixedMode(0.625, 0.04),
         (2_201_600_000, 1_020_000_000, 3_199_000_000): FixedMode(0.588, 0.045),
@@ -676,7 +677,7 @@ def test_workload_is_bound_by_what_its_name_says(
 ) -> None:
     plant = LayerPlant(load_workload(workload))
     paces = [
-        plant.operate(wanted_setting(machine.setting, AGX_ORIN_64GB, mode, "capped"), Variant()).service_s
+        plant.operate(wanted_setting(machine.setting, board_spec("agx-orin-64gb"), mode, "capped"), Variant()).service_s
         for mode in (
             MAXN,
             replace(MAXN, gpu_hz=612_000_000),
@@ -694,10 +695,10 @@ def test_unknown_workload_is_named_with_the_known_ones() -> None:
 
 def test_locked_setting_has_minima_at_the_caps() -> None:
     now = Setting(12, 2_201_600_000, 729_600_000, 1_300_500_000, 306_000_000, 3_199_000_000)
-    locked = wanted_setting(now, AGX_ORIN_64GB, SAVING, "locked")
+    locked = wanted_setting(now, board_spec("agx-orin-64gb"), SAVING, "locked")
     assert (locked.cpu_min_hz, locked.gpu_min_hz, locked.emc_lock_hz) == (1_651_200_000, 1_020_000_000, 3_199_000_000)
     assert not locked.idle_states
-    assert wanted_setting(now, AGX_ORIN_64GB, PowerMode(), "capped") == now
+    assert wanted_setting(now, board_spec("agx-orin-64gb"), PowerMode(), "capped") == now
 
 
 def test_truth_of_a_mode_is_that_of_the_tree_in_it(machine: VirtualMachine) -> None:

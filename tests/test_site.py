@@ -79,7 +79,7 @@ def test_board_that_there_is_not_is_refused_on_a_state_folder_that_is_there(
     state = ["--state-dir", str(tmp_path)]
     assert main(["virtual", "reboot", *BOARD, *state]) == 0
     assert main(["modes", "--virtual", board, *state]) == UsageError.exit_code
-    assert f"no virtual board '{board}'; there are agx-orin-64gb" in capsys.readouterr().err
+    assert f"no virtual board '{board}'; there are agx-orin-32gb, agx" in capsys.readouterr().err
 
 
 def test_state_folder_of_a_recorded_board_is_refused_to_a_virtual_one(

@@ -12,7 +12,7 @@ import pytest
 from jouled.errors import StateError, UsageError
 from jouled.virtual.faults import FOLDER, set_faults
 from jouled.virtual.machine import VirtualMachine
-from jouled.virtual.specs import AGX_ORIN_64GB
+from jouled.virtual.specs import board_spec
 from jouled.virtual.tree import is_tree, make_tree, tree_spec
 
 START = """
@@ -60,7 +60,7 @@ def test_half_a_tree_of_a_killed_start_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / ".board.new" / FOLDER).mkdir(parents=True)
     (tmp_path / ".board.new" / FOLDER / "board.json").write_text("{")
     opened(tmp_path / "board").close()
-    assert tree_spec(tmp_path / "board") == AGX_ORIN_64GB
+    assert tree_spec(tmp_path / "board") == board_spec("agx-orin-64gb")
     assert os.listdir(tmp_path) == ["board"]
 
 
@@ -85,7 +85,7 @@ def test_link_to_where_the_board_shall_lie_is_followed(tmp_path: Path) -> None:
 def test_board_that_there_is_not_is_refused_whatever_lies_there(tmp_path: Path, board: str) -> None:
     opened(tmp_path / "board").close()
     for root in (tmp_path / "board", tmp_path / "absent"):
-        with pytest.raises(UsageError, match=rf"no virtual board '{board}'; there are agx-orin-64gb"):
+        with pytest.raises(UsageError, match=rf"no virtual board '{board}'; there are agx-orin-32gb, agx"):
             opened(root, board=board)
     assert not (tmp_path / "absent").exists()
 

@@ -159,7 +159,7 @@ def _virtual(arguments: argparse.Namespace) -> Site:
             state_dir / TREE,
             board=arguments.virtual,
             base_mode=arguments.base_mode,
-            plant=virtual_plant(workload, entry),
+            plant=virtual_plant(arguments.virtual, workload, entry),
             seed=getattr(arguments, "virtual_seed", None) or 0,
             on_reset="exit",
             wall_s=time.time,

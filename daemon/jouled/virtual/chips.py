@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from jouled.virtual.specs import BoardSpec, Channel, Chip
 
 INA3221, INA238, INA3221X = "ina3221", "ina238", "ina3221x"
-I2C = "/sys/devices/platform/bus@0/c240000.i2c/i2c-1"
 VOLTAGE_STEP_MV = 8
 _POWER_STEP_UW = 1000
 _IIO = "iio:device"
@@ -39,7 +38,7 @@ class Live:
 
 def device_of(spec: BoardSpec, chip: Chip) -> str:
     """The chip's device folder."""
-    return f"{I2C}/{chip.address}"
+    return f"{spec.layout.i2c}/{chip.address}"
 
 
 def made(spec: BoardSpec, chip: Chip, number: int) -> Made:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from jouled.virtual.layout import L4T35, L4T36
 from jouled.virtual.specs import BoardSpec, StockMode
 
 CPU = "/sys/devices/system/cpu"
-GPU_OLD = "/sys/devices/17000000.ga10b/devfreq/17000000.ga10b"
-GPU = "/sys/devices/platform/17000000.gpu/devfreq_dev"
-HOST1X_OLD = "/sys/devices/platform/13e40000.host1x"
-HOST1X = "/sys/devices/platform/bus@0/13e00000.host1x"
 ENGINES = (
     ("DLA0_CORE", "15880000.nvdla0", "dla0_core", 1_600_000_000),
     ("DLA1_CORE", "158c0000.nvdla1", "dla1_core", 1_600_000_000),
@@ -19,49 +16,73 @@ ENGINES = (
 )
 
 
+def _pair(argument: str, older: str, newer: str) -> list[str]:
+    return [f"{argument} {older}", f"{argument}_KNEXT {newer}"]
+
+
 def _file_params(spec: BoardSpec) -> list[str]:
     lines = ["< PARAM TYPE=FILE NAME=CPU_ONLINE >"]
     lines += [f"CORE_{cpu} {CPU}/cpu{cpu}/online" for cpu in spec.cpus]
-    for name, argument, attribute in (
-        ("TPC_POWER_GATING", "TPC_PG_MASK", "tpc_pg_mask"),
-        ("GPU_POWER_CONTROL_ENABLE", "GPU_PWR_CNTL_EN", "power/control"),
-        ("GPU_POWER_CONTROL_DISABLE", "GPU_PWR_CNTL_DIS", "power/control"),
-    ):
-        lines += ["", f"< PARAM TYPE=FILE NAME={name} >", f"{argument} /sys/devices/gpu.0/{attribute}"]
-        lines += [f"{argument}_KNEXT /sys/devices/platform/gpu.0/{attribute}"]
+    if spec.layout.gpu_alias is None:
+        return lines
+    files = [("TPC_POWER_GATING", "TPC_PG_MASK", "tpc_pg_mask")]
+    if spec.fbp_mask is not None:
+        files.append(("FBP_POWER_GATING", "FBP_PG_MASK", "fbp_pg_mask"))
+    files += [("GPU_POWER_CONTROL_ENABLE", "GPU_PWR_CNTL_EN", "power/control")]
+    files += [("GPU_POWER_CONTROL_DISABLE", "GPU_PWR_CNTL_DIS", "power/control")]
+    for name, argument, attribute in files:
+        lines += ["", f"< PARAM TYPE=FILE NAME={name} >"]
+        lines += _pair(argument, f"{L4T35.gpu_alias}/{attribute}", f"{L4T36.gpu_alias}/{attribute}")
     return lines
+
+
+def _cpu_groups(spec: BoardSpec) -> tuple[int, ...]:
+    """The cpus by which the conf names CPU clocks: the `_super` files have one section a core."""
+    return spec.cpus if spec.cpu_params == "core" else tuple(cluster[0] for cluster in spec.clusters)
+
+
+def _gpu_paths(spec: BoardSpec, name: str) -> list[str]:
+    argument = {"available_frequencies": "FREQ_TABLE", "max_freq": "MAX_FREQ", "min_freq": "MIN_FREQ"}[name]
+    if spec.layout.gpu_alias is None:
+        return [f"{argument} /sys/class/devfreq/{spec.layout.devfreq_name}/{name}"]
+    return _pair(argument, f"{L4T35.devfreq}/{name}", f"{L4T36.gpu}/devfreq_dev/{name}")
 
 
 def _clock_params(spec: BoardSpec) -> list[str]:
     lines = []
-    for index, cluster in enumerate(spec.clusters):
-        folder = f"{CPU}/cpu{cluster[0]}/cpufreq"
+    for index, cpu in enumerate(_cpu_groups(spec)):
+        folder = f"{CPU}/cpu{cpu}/cpufreq"
         lines += ["", f"< PARAM TYPE=CLOCK NAME=CPU_A78_{index} >"]
         lines += [f"FREQ_TABLE {folder}/scaling_available_frequencies"]
         lines += [f"MAX_FREQ {folder}/scaling_max_freq", f"MIN_FREQ {folder}/scaling_min_freq"]
     lines += ["", "< PARAM TYPE=CLOCK NAME=GPU >"]
-    for suffix, folder in (("", GPU_OLD), ("_KNEXT", GPU)):
-        lines += [f"FREQ_TABLE{suffix} {folder}/available_frequencies"]
-        lines += [f"MAX_FREQ{suffix} {folder}/max_freq", f"MIN_FREQ{suffix} {folder}/min_freq"]
+    for name in ("available_frequencies", "max_freq", "min_freq"):
+        lines += _gpu_paths(spec, name)
     # the stock files carry this header without the space: parsers must live with it
-    lines += ["", "<PARAM TYPE=CLOCK NAME=EMC >", "MAX_FREQ /sys/kernel/nvpmodel_emc_cap/emc_iso_cap"]
-    lines += ["MAX_FREQ_KNEXT /sys/kernel/nvpmodel_clk_cap/emc"]
-    for name, device, attribute, _ in ENGINES:
+    lines += ["", "<PARAM TYPE=CLOCK NAME=EMC >", *_pair("MAX_FREQ", L4T35.emc_cap, L4T36.emc_cap)]
+    for name, device, attribute, _ in ENGINES if spec.engines else ():
         lines += ["", f"< PARAM TYPE=CLOCK NAME={name} >"]
-        lines += [f"MAX_FREQ {HOST1X_OLD}/{device}/acm/clk_cap/{attribute}"]
-        lines += [f"MAX_FREQ_KNEXT {HOST1X}/{device}/clk_cap/{attribute}"]
+        lines += _pair("MAX_FREQ", L4T35.engine(device, attribute), L4T36.engine(device, attribute))
     return lines
 
 
 def _model(spec: BoardSpec, mode: StockMode) -> list[str]:
     lines = ["", f"< POWER_MODEL ID={mode.id} NAME={mode.name} >"]
     lines += [f"CPU_ONLINE CORE_{cpu} {int(cpu < mode.cores)}" for cpu in spec.cpus]
-    lines += [f"TPC_POWER_GATING TPC_PG_MASK {mode.mask}", "GPU_POWER_CONTROL_ENABLE GPU_PWR_CNTL_EN on"]
-    for index, cluster in enumerate(spec.clusters):
-        if cluster[0] < mode.cores:
+    has_mask = spec.layout.gpu_alias is not None
+    if spec.fbp_mask is not None:
+        lines += [f"FBP_POWER_GATING FBP_PG_MASK {spec.fbp_mask}"]
+    if has_mask:
+        lines += [f"TPC_POWER_GATING TPC_PG_MASK {mode.mask}", "GPU_POWER_CONTROL_ENABLE GPU_PWR_CNTL_EN on"]
+    for index, cpu in enumerate(_cpu_groups(spec)):
+        if cpu < mode.cores:
             lines += [f"CPU_A78_{index} MIN_FREQ {spec.cpu_floor_khz}", f"CPU_A78_{index} MAX_FREQ {mode.cpu_khz}"]
-    lines += ["GPU MIN_FREQ 0", f"GPU MAX_FREQ {mode.gpu_hz}", "GPU_POWER_CONTROL_DISABLE GPU_PWR_CNTL_DIS auto"]
-    lines += [f"EMC MAX_FREQ {mode.emc_hz}"]
+    lines += ["GPU MIN_FREQ 0", f"GPU MAX_FREQ {mode.gpu_hz}"]
+    if has_mask:
+        lines += ["GPU_POWER_CONTROL_DISABLE GPU_PWR_CNTL_DIS auto"]
+    lines += [f"EMC MAX_FREQ {mode.emc_hz if mode.emc_hz > 0 else spec.layout.emc_no_cap}"]
+    if not spec.engines:
+        return lines
     caps = (mode.dla_hz[0], mode.dla_hz[0], mode.dla_hz[1], mode.dla_hz[1], *mode.pva_hz)
     return lines + [f"{engine[0]} MAX_FREQ {cap}" for engine, cap in zip(ENGINES, caps, strict=True)]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jouled.config.tables import WorkloadEntry
-from jouled.virtual.plant import LayerPlant, load_workload
+from jouled.virtual.plant import LayerPlant, board_plant, load_workload
 
 
-def virtual_plant(workload: str, entry: WorkloadEntry | None) -> LayerPlant:
-    """The layer plant that runs `workload` in the name of `entry`. Raises UsageError."""
+def virtual_plant(board: str, workload: str, entry: WorkloadEntry | None) -> LayerPlant:
+    """The layer plant of `board` that runs `workload` in the name of `entry`. Raises UsageError."""
     work = load_workload(workload)
     if entry is None:
-        return LayerPlant(work)
-    return LayerPlant(replace(work, inference_name=entry.inference_name), entry.engine or entry.onnx)
+        return board_plant(board, work)
+    return board_plant(board, replace(work, inference_name=entry.inference_name), entry.engine or entry.onnx)

@@ -1,15 +1,18 @@
-"""NVIDIA's jetson_clocks script as it behaves (JETSON 2.1 to 2.4, L4T 36), on a virtual kernel. Only light imports."""
+"""NVIDIA's jetson_clocks script as it behaves (JETSON 2.1 to 2.4), on a virtual kernel. Only light imports."""
 
 from __future__ import annotations
 
 import glob
 import os
+import re
 
 from jouled.virtual.console import Console
-from jouled.virtual.kernel import CPU, DEVFREQ, EMC, EMC_CAP, GPU, Kernel
+from jouled.virtual.kernel import CPU, EMC, Kernel
+from jouled.virtual.layout import THOR
 
 PROGRAM = "/usr/bin/jetson_clocks"
 RUN_S = 0.35
+_FIRST_WITH_TPCS, _NEWER = 36, 38  # releases of L4T whose --show looks otherwise than the one before
 _SOCS = ("tegra186", "tegra194", "tegra210", "tegra234")
 _USAGE = f"""Maximize jetson performance by setting static max frequency to CPU, GPU and EMC clocks.
 Usage:
@@ -33,6 +36,7 @@ class JetsonClocks:
         self.took_s = RUN_S
         self.reboots = False
         self._home = home
+        self._gpu, self._devfreq = kernel.layout.gpu, kernel.layout.devfreq
 
     # --- small things
 
@@ -73,7 +77,8 @@ class JetsonClocks:
         if not self.kernel.is_root():
             self.console.say(f"Error: Run this script({PROGRAM}) as a root user")
             return 1
-        if not any(soc in self.kernel.load("/proc/device-tree/compatible") for soc in _SOCS):
+        known = (*_SOCS, "tegra264") if self._release >= _NEWER else _SOCS
+        if not any(soc in self.kernel.load("/proc/device-tree/compatible") for soc in known):
             self.console.say("Error! unsupported SOC")
             return 1
         actions = {"": self._lock, "--show": self._show, "--fan": self._fan}
@@ -98,12 +103,13 @@ class JetsonClocks:
                 self._write(f"{cpu}/cpufreq/scaling_min_freq", top)
             for state in self._glob(f"{cpu}/cpuidle/state*/disable"):
                 self._write(state, "1")
-        if not self._exists(DEVFREQ):
+        if not self._exists(self._devfreq):
             self.console.say("Error! GPU frequency scaling not supported!")
             return 1  # the memory's clock stays as it was
-        self._write(f"{GPU}/railgate_enable", "0")
-        self._write(f"{DEVFREQ}/min_freq", self._read(f"{DEVFREQ}/max_freq"))
-        cap_hz, top_hz = int(self._read(EMC_CAP)), int(self._read(f"{EMC}/max_rate"))
+        if self._exists(f"{self._gpu}/railgate_enable"):
+            self._write(f"{self._gpu}/railgate_enable", "0")
+        self._write(f"{self._devfreq}/min_freq", self._read(f"{self._devfreq}/max_freq"))
+        cap_hz, top_hz = int(self._read(self.kernel.layout.emc_cap)), int(self._read(f"{EMC}/max_rate"))
         self._write(f"{EMC}/mrq_rate_locked", "1")
         self._write(f"{EMC}/rate", str(cap_hz if 0 < cap_hz < top_hz else top_hz))
         return 0
@@ -121,7 +127,9 @@ class JetsonClocks:
             if self._online(cpu):
                 paths.append(f"{cpu}/cpufreq/scaling_min_freq")
             paths += self._glob(f"{cpu}/cpuidle/state*/disable")
-        return [*paths, f"{DEVFREQ}/min_freq", f"{GPU}/railgate_enable", f"{EMC}/mrq_rate_locked"]
+        railgate = f"{self._gpu}/railgate_enable"
+        paths += [f"{self._devfreq}/min_freq", *([railgate] if self._exists(railgate) else [])]
+        return [*paths, f"{EMC}/mrq_rate_locked"]
 
     def _store(self, name: str) -> int:
         real = self.kernel.root + name
@@ -151,37 +159,64 @@ class JetsonClocks:
                     self.console.say(f"Error: Failed to restore {path}")
         return 0
 
-    # --- show
+    # --- show: another format with every major release
+
+    @property
+    def _release(self) -> int:
+        """36 of L4T 36.4.3."""
+        found = re.match(r"# R(\d+)", self.kernel.load("/etc/nv_tegra_release"))
+        return int(found[1]) if found else 36
 
     def _show(self) -> int:
         say = self.console.say
+        release, is_thor = self._release, self.kernel.layout is THOR
         machine = self.kernel.load("/proc/device-tree/model").strip("\0")
-        say(f"SOC family:tegra234  Machine:{machine}")
-        say(f"Online CPUs: {self.kernel.load(f'{CPU}/online')}")
+        say(f"SOC family:{'tegra264' if is_thor else 'tegra234'}  Machine:{machine}")
+        offline = f", Offline CPUs: {self.kernel.load(f'{CPU}/offline')}" if release >= _NEWER else ""
+        say(f"Online CPUs: {self.kernel.load(f'{CPU}/online')}{offline}")
         for cpu in self._cpus():
             if self._online(cpu):
-                say(self._cpu_line(cpu))
-        mask = int(self._read(f"{GPU}/tpc_pg_mask"))
-        say(f"GPU {self._limits(DEVFREQ, 'min_freq', 'max_freq', 'cur_freq')}")
-        say(f"Active GPU TPCs: {8 - mask.bit_count()}")
-        locked = self._read(f"{EMC}/mrq_rate_locked")
-        cap = min(int(self._read(EMC_CAP)), int(self._read(f"{EMC}/max_rate")))
-        rate = self._read(f"{EMC}/rate")
-        say(f"EMC MinFreq={self._read(f'{EMC}/min_rate')} MaxFreq={cap} CurrentFreq={rate} FreqOverride={locked}")
-        for path in self._glob("/sys/devices/platform/pwm-fan/hwmon/hwmon*/pwm1"):
-            say(f"FAN Dynamic Speed Control=nvfancontrol {path.split('/')[-2]}_pwm1={self._read(path)}")
+                say(self._cpu_line(cpu, release))
+        name = self.kernel.layout.devfreq_name if is_thor else "GPU"
+        say(f"{name} {self._limits(self._devfreq, 'min_freq', 'max_freq', 'cur_freq')}")
+        if is_thor:
+            other = f"{self._gpu}/devfreq/gpu-nvd-0"
+            say(f"gpu-nvd-0 {self._limits(other, 'min_freq', 'max_freq', 'cur_freq')}")
+        elif release == _FIRST_WITH_TPCS:
+            say(f"Active GPU TPCs: {8 - int(self._read(f'{self._gpu}/tpc_pg_mask')).bit_count()}")
+        say(self._emc_line(has_override=is_thor or release < _NEWER))
+        self._show_fan(release)
         return 0
+
+    def _show_fan(self, release: int) -> None:
+        word = "control=active" if release < _FIRST_WITH_TPCS else "Control=nvfancontrol"
+        for path in self._glob("/sys/devices/platform/pwm-fan/hwmon/hwmon*/pwm1"):
+            name = path.split("/")[-2]
+            extra = f" {name}_pwm1_enable=1" if release >= _NEWER else ""
+            self.console.say(f"FAN Dynamic Speed {word} {name}_pwm1={self._read(path)}{extra}")
+
+    def _emc_line(self, *, has_override: bool) -> str:
+        """Newer releases show a lock by MinFreq = MaxFreq, older ones by a word of its own."""
+        locked = self._read(f"{EMC}/mrq_rate_locked")
+        top = min(self.kernel.emc_cap_hz(), int(self._read(f"{EMC}/max_rate")))
+        rate, low = self._read(f"{EMC}/rate"), self._read(f"{EMC}/min_rate")
+        if not has_override and locked == "1":
+            low, top = rate, int(rate)
+        override = f" FreqOverride={locked}" if has_override else ""
+        return f"EMC MinFreq={low} MaxFreq={top} CurrentFreq={rate}{override}"
 
     def _limits(self, folder: str, low: str, high: str, now: str) -> str:
         names = (("MinFreq", low), ("MaxFreq", high), ("CurrentFreq", now))
         return " ".join(f"{name}={self._read(f'{folder}/{file}')}" for name, file in names)
 
-    def _cpu_line(self, cpu: str) -> str:
+    def _cpu_line(self, cpu: str, release: int) -> str:
         states = " ".join(
             f"{self._read(f'{folder}/name')}={int(self._read(f'{folder}/disable') == '0')}"
             for folder in self._glob(f"{cpu}/cpuidle/state*")
         )
-        name = f"{os.path.basename(cpu)}:".ljust(6)
+        name = f"{os.path.basename(cpu)}:"
         governor = self._read(f"{cpu}/cpufreq/scaling_governor")
         limits = self._limits(f"{cpu}/cpufreq", "scaling_min_freq", "scaling_max_freq", "scaling_cur_freq")
-        return f"{name} Online=1 Governor={governor} {limits} IdleStates: {states} "
+        online = "" if release >= _NEWER else "Online=1 "
+        padded = name if release < _FIRST_WITH_TPCS else name.ljust(6)
+        return f"{padded} {online}Governor={governor} {limits} IdleStates: {states} "

@@ -12,15 +12,15 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from jouled.virtual.faults import FOLDER, Faults, damaged, matches, read_json
+from jouled.virtual.layout import L4T36, Layout, layout_at
 
 CPU = "/sys/devices/system/cpu"
 DEBUG = "/sys/kernel/debug"
 EMC = f"{DEBUG}/bpmp/debug/clk/emc"
-EMC_CAP = "/sys/kernel/nvpmodel_clk_cap/emc"
-GPU = "/sys/devices/platform/17000000.gpu"
-DEVFREQ = f"{GPU}/devfreq/17000000.gpu"
+EMC_CAP, GPU, DEVFREQ = L4T36.emc_cap, L4T36.gpu, L4T36.devfreq  # where a board of L4T 36 has them
 _KEPT = ("/sys/", "/var/lib/nvpmodel/")
 
 
@@ -91,16 +91,21 @@ class Kernel:
             (re.compile(rf"{CPU}/cpu\d+/cpuidle/state\d+/disable"), self._write_switch),
             (re.compile(r"(/sys/devices/.*/devfreq/[^/]+)/(min|max)_freq"), self._write_gpu_limit),
             (re.compile(r"(/sys/devices/.*/devfreq/[^/]+)/governor"), self._write_governor),
-            (re.compile(r"/sys/devices/.*/tpc_pg_mask"), self._write_mask),
+            (re.compile(r"/sys/devices/.*/(?:tpc|fbp)_pg_mask"), self._write_mask),
             (re.compile(r"/sys/devices/.*/power/control"), self._write_power_control),
             (re.compile(r"/sys/devices/.*/railgate_enable"), self._write_switch),
-            (re.compile(EMC_CAP), self._write_emc_cap),
+            (re.compile(r"/sys/kernel/nvpmodel_(?:clk_cap/emc|emc_cap/emc_iso_cap)"), self._write_emc_cap),
             (re.compile(r"/sys/devices/.*/clk_cap/\w+"), self._write_engine_cap),
             (re.compile(rf"{EMC}/(mrq_rate_locked|state)"), self._write_switch),
             (re.compile(rf"{DEBUG}/bpmp/debug/bwmgr/bwmgr_halt"), self._write_switch),
             (re.compile(rf"{EMC}/rate"), self._write_emc_rate),
             (re.compile(r"/sys/devices/.*/hwmon\d+/(samples|update_interval|in\d_enable|pwm\d)"), self._write_number),
         )
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where this board's kernel has its attributes."""
+        return layout_at(os.path.join(self.root, FOLDER))
 
     # --- paths and plain files
 
@@ -145,7 +150,7 @@ class Kernel:
 
     def _refuse_read(self, path: str) -> None:
         folder, _, name = path.rpartition("/")
-        if name == "temp" and "thermal_zone" in folder and self.load(f"{folder}/type").startswith("cv"):
+        if name == "temp" and "thermal_zone" in folder and self.load(f"{folder}/type").lower().startswith("cv"):
             raise refuse(errno.EAGAIN, path)  # the unit is powered off
         found = re.fullmatch(r"(?:in|curr)([123])_input", name)
         if not found or "/hwmon" not in folder:
@@ -312,16 +317,24 @@ class Kernel:
     def _emc_table(self) -> list[int]:
         return sorted(1000 * khz for khz in self._table(f"{EMC}/possible_rates"))
 
+    def emc_cap_hz(self) -> int:
+        """The cap in force, the table's top where there is none."""
+        cap_hz = int(self.load(self.layout.emc_cap))
+        return max(self._emc_table()) if cap_hz == self.layout.emc_no_cap else cap_hz
+
     def _write_emc_cap(self, where: str, text: str, _: re.Match[str]) -> None:
-        table = self._emc_table()
-        cap = self._shifted("emc", table, at_most(table, self._unsigned(where, text)))
+        table, asked = self._emc_table(), self._unsigned(where, text)
+        if asked == self.layout.emc_no_cap:
+            self.store(where, text)
+            return
+        cap = self._shifted("emc", table, at_most(table, asked))
         self.store(where, str(cap))
         if int(self.load(f"{EMC}/rate")) > cap:
             self.store(f"{EMC}/rate", str(cap))
 
     def _write_emc_rate(self, where: str, text: str, _: re.Match[str]) -> None:
         asked = self._unsigned(where, text)
-        self.store(where, str(at_most(self._emc_table(), min(asked, int(self.load(EMC_CAP))))))
+        self.store(where, str(at_most(self._emc_table(), min(asked, self.emc_cap_hz()))))
 
     def _write_engine_cap(self, where: str, text: str, _: re.Match[str]) -> None:
         top: int = read_json(self.root, "engines.json")[where]

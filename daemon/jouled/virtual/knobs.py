@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jouled.virtual.kernel import CPU, DEVFREQ, EMC, EMC_CAP, GPU, Kernel
+from jouled.virtual.kernel import CPU, EMC, Kernel
 from jouled.virtual.operation import Setting
 from jouled.virtual.specs import BoardSpec
 from jouletune.space import PowerMode
@@ -12,24 +12,33 @@ def _number(kernel: Kernel, path: str) -> int:
     return int(kernel.load(path))
 
 
+def _optional(kernel: Kernel, path: str, otherwise: int) -> int:
+    """Not every family has it."""
+    try:
+        return _number(kernel, path)
+    except FileNotFoundError:
+        return otherwise
+
+
 def read_setting(kernel: Kernel, spec: BoardSpec) -> Setting:
     """The tree as it stands. The host's work runs at the lowest cap of the online clusters."""
     online = [cpu for cpu in spec.cpus if kernel.load(f"{CPU}/cpu{cpu}/online") == "1"]
     policies = [f"{CPU}/cpufreq/policy{c[0]}" for c in spec.clusters if any(cpu in online for cpu in c)]
     locked = kernel.load(f"{EMC}/mrq_rate_locked") == "1"
-    cap_hz = _number(kernel, EMC_CAP)
+    cap_hz = kernel.emc_cap_hz()
+    gpu, devfreq = kernel.layout.gpu, kernel.layout.devfreq
     idle = [kernel.load(f"{CPU}/cpu{cpu}/cpuidle/state0/disable") == "0" for cpu in online]
     return Setting(
         cores=len(online),
         cpu_cap_hz=1000 * min(_number(kernel, f"{policy}/scaling_max_freq") for policy in policies),
         cpu_min_hz=1000 * min(_number(kernel, f"{policy}/scaling_min_freq") for policy in policies),
-        gpu_cap_hz=_number(kernel, f"{DEVFREQ}/max_freq"),
-        gpu_min_hz=_number(kernel, f"{DEVFREQ}/min_freq"),
+        gpu_cap_hz=_number(kernel, f"{devfreq}/max_freq"),
+        gpu_min_hz=_number(kernel, f"{devfreq}/min_freq"),
         emc_cap_hz=cap_hz,
         emc_lock_hz=min(_number(kernel, f"{EMC}/rate"), cap_hz) if locked else None,
         idle_states=all(idle),
-        railgate=kernel.load(f"{GPU}/railgate_enable") == "1",
-        tpcs=8 - _number(kernel, f"{GPU}/tpc_pg_mask").bit_count(),
+        railgate=_optional(kernel, f"{gpu}/railgate_enable", 1) == 1,
+        tpcs=spec.tpcs - _optional(kernel, f"{gpu}/tpc_pg_mask", 0).bit_count(),
     )
 
 

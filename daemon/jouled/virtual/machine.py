@@ -26,7 +26,7 @@ from jouled.virtual.kernel import Kernel, overwrite
 from jouled.virtual.knobs import read_setting, wanted_setting
 from jouled.virtual.nvpmodel import Nvpmodel
 from jouled.virtual.operation import Clocks, Operation, Plant, Setting
-from jouled.virtual.plant import LayerPlant, load_workload
+from jouled.virtual.plant import board_plant, load_workload
 from jouled.virtual.processes import VirtualProcesses
 from jouled.virtual.programs import install
 from jouled.virtual.runner import VirtualRunner
@@ -100,7 +100,7 @@ class VirtualMachine:
             make_tree(root, wanted, base_mode)
         self.spec = tree_spec(root)
         self._refuse_other(wanted)
-        self.plant = LayerPlant(load_workload(workload)) if plant is None else plant
+        self.plant = board_plant(self.spec.name, load_workload(workload)) if plant is None else plant
         self._seed = seed
         self._programs = programs
         self._on_reset = on_reset

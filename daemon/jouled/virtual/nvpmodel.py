@@ -11,7 +11,6 @@ from jouled.virtual.kernel import Kernel
 
 CONF = "/etc/nvpmodel.conf"
 STATE_FOLDER = "/var/lib/nvpmodel"
-UNCAPPED = 9223372036854775807  # what -1 becomes on L4T 36
 FAILED = 255
 BAD_INPUT = 234
 RUN_S = 0.12
@@ -181,7 +180,7 @@ class Nvpmodel:
             if param in conf.params:
                 path = self._path(conf, param, argument)
                 real = self.kernel.load(path) if self._exists(path) else ""
-                wanted = UNCAPPED if value == "-1" else value
+                wanted = self.kernel.layout.uncapped if value == "-1" else value
                 self._verbose(f"PARAM {param}: ARG {argument}: PATH {path}: REAL_VAL: {real} CONF_VAL: {wanted}")
 
     def _print_conf(self, conf: Conf) -> int:
@@ -224,7 +223,7 @@ class Nvpmodel:
 
     def _apply(self, conf: Conf, param: str, argument: str, value: str) -> bool:
         path = self._path(conf, param, argument)
-        text = str(UNCAPPED) if value == "-1" and conf.params[param][0] == "CLOCK" else value
+        text = str(self.kernel.layout.uncapped) if value == "-1" and conf.params[param][0] == "CLOCK" else value
         try:
             self.kernel.write(path, text.encode())
         except OSError as error:

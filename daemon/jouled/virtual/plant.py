@@ -18,6 +18,7 @@ from typing import Any
 from jouled.errors import UsageError
 from jouled.virtual.engines import pace_of
 from jouled.virtual.operation import Clocks, Noise, Operation, Power, Setting, Thermal
+from jouled.virtual.specs import board_data
 from jouletune.space import Variant
 
 if sys.version_info >= (3, 11):
@@ -28,8 +29,14 @@ else:
 WORKLOADS = Path(__file__).parent / "workloads"
 LEAK_PER_C = 0.012
 _HOST_STATES = 2  # of a request's states, the first
-RAILS = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0", "VDDQ_VDD2_1V8AO")
-TOTAL = RAILS[:3]
+# Which parts each rail carries, and how much of them; VDDQ_VDD2_1V8AO lies inside VIN_SYS_5V0.
+Wiring = tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
+AGX_ORIN: Wiring = (
+    ("VDD_GPU_SOC", (("gpu", 1.0), ("soc", 1.0), ("controller", 1.0))),
+    ("VDD_CPU_CV", (("cpu", 1.0),)),
+    ("VIN_SYS_5V0", (("board", 1.0), ("dram", 1.0))),
+    ("VDDQ_VDD2_1V8AO", (("always_on", 1.0), ("dram", 0.6))),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +107,26 @@ class Silicon:
     board_w: float = 4.5
     dram_w: float = 1.1
     dram_j_per_byte: float = 16e-12
-    dram_inner: float = 0.6
+    always_on_w: float = 0.2
+
+
+def _rail(**fields: float) -> Rail:
+    return Rail(**fields)
+
+
+def board_plant(board: str, work: Workload, engines: tuple[str, ...] = ()) -> LayerPlant:
+    """The plant of the virtual board called `board`, by its file. Raises UsageError."""
+    data = board_data(board)
+    given = data.get("silicon", {})
+    silicon = {name: _rail(**value) if isinstance(value, dict) else value for name, value in given.items()}
+    return LayerPlant(
+        work,
+        engines,
+        silicon=Silicon(**{"tpcs": data.get("tpcs", 8), **silicon}),
+        thermal=Thermal(**data.get("thermal", {})),
+        wiring=tuple((rail, tuple(parts.items())) for rail, parts in data["wiring"].items()),
+        total=tuple(data["total_rails"]),
+    )
 
 
 def load_workload(name: str) -> Workload:
@@ -134,7 +160,7 @@ def _add(powers: Sequence[tuple[float, Power]]) -> Power:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlant:
-    """An AGX Orin running one workload. Of its `engines` the first runs it as written (jouled.virtual.engines)."""
+    """A board running one workload. Of its `engines` the first runs it as written (jouled.virtual.engines)."""
 
     work: Workload
     engines: tuple[str, ...] = ()
@@ -142,8 +168,13 @@ class LayerPlant:
     noise: Noise = field(default_factory=Noise)
     thermal: Thermal = field(default_factory=Thermal)
     emc_idle_hz: int = 665_600_000
-    rails: tuple[str, ...] = RAILS
-    total: tuple[str, ...] = TOTAL
+    wiring: Wiring = AGX_ORIN
+    total: tuple[str, ...] = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
+
+    @property
+    def rails(self) -> tuple[str, ...]:
+        """All measured rails."""
+        return tuple(rail for rail, _ in self.wiring)
 
     @property
     def workload(self) -> str:
@@ -189,12 +220,20 @@ class LayerPlant:
         leak = 0.0 if gated else chip.gpu_leak_w * alive * (volts / chip.gpu.top_v) ** 2
         switching = 0.0 if gated else chip.gpu_active_w * alive * scale * max(state.activity, chip.gpu_clocked)
         emc = clocks.emc_hz / chip.emc_top_hz
-        gpu_soc = switching + leak + chip.soc_w + chip.controller_w * emc
         cpu, cpu_leak = self._cpu_power(setting, clocks, state)
-        dram = chip.dram_w * emc + chip.dram_j_per_byte * state.bytes_per_s
+        parts_w = {
+            "gpu": switching + leak,
+            "soc": chip.soc_w,
+            "controller": chip.controller_w * emc,
+            "cpu": cpu + cpu_leak,
+            "board": chip.board_w,
+            "dram": chip.dram_w * emc + chip.dram_j_per_byte * state.bytes_per_s,
+            "always_on": chip.always_on_w,
+        }
+        leaks = {"gpu": leak, "cpu": cpu_leak}
         return Power(
-            (gpu_soc, cpu + cpu_leak, chip.board_w + dram, 0.2 + chip.dram_inner * dram),
-            (LEAK_PER_C * leak, LEAK_PER_C * cpu_leak, 0.0, 0.0),
+            tuple(sum(share * parts_w[part] for part, share in parts) for _, parts in self.wiring),
+            tuple(LEAK_PER_C * sum(share * leaks.get(p, 0.0) for p, share in parts) for _, parts in self.wiring),
         )
 
     def _cpu_power(self, setting: Setting, clocks: Clocks, state: _State) -> tuple[float, float]:

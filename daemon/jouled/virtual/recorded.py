@@ -20,7 +20,7 @@ from jouled.errors import UsageError, WorkloadError
 from jouled.virtual.machine import VirtualMachine
 from jouled.virtual.operation import Clocks, Noise, Operation, Power, Setting, Thermal
 from jouled.virtual.runner import VirtualRunner
-from jouled.virtual.specs import AGX_ORIN_64GB, BoardSpec, Channel, Chip, StockMode
+from jouled.virtual.specs import BoardSpec, Channel, Chip, StockMode, board_spec
 from jouled.workload.runner import Arrival
 from jouletune.errors import SpaceError
 from jouletune.space import PowerMode, Space, Variant
@@ -76,11 +76,12 @@ def recorded_spec(table: Table, path: Path) -> BoardSpec:
     Its only mode is the reference's. Raises UsageError.
     """
     cores = max(_distinct(table, "cores"), default=_CLUSTER)
-    cpu_khz = _in_khz(_distinct(table, "cpu_hz"), "cpu_hz", where=path) or AGX_ORIN_64GB.cpu_table_khz
+    orin = board_spec("agx-orin-64gb")
+    cpu_khz = _in_khz(_distinct(table, "cpu_hz"), "cpu_hz", where=path) or orin.cpu_table_khz
     emc_hz = _distinct(table, "emc_hz")
     _in_khz(emc_hz, "emc_hz", where=path)
     return replace(
-        AGX_ORIN_64GB,
+        orin,
         name="recorded",
         model=f"Recorded measurements ({path.name})",
         compatible=("nvidia,p0000-0000", "nvidia,tegra234"),
@@ -88,8 +89,8 @@ def recorded_spec(table: Table, path: Path) -> BoardSpec:
         clusters=tuple(tuple(range(first, min(first + _CLUSTER, cores))) for first in range(0, cores, _CLUSTER)),
         cpu_table_khz=cpu_khz,
         cpu_floor_khz=min(cpu_khz),
-        gpu_table_hz=_distinct(table, "gpu_hz") or AGX_ORIN_64GB.gpu_table_hz,
-        emc_table_hz=emc_hz or AGX_ORIN_64GB.emc_table_hz,
+        gpu_table_hz=_distinct(table, "gpu_hz") or orin.gpu_table_hz,
+        emc_table_hz=emc_hz or orin.emc_table_hz,
         modes=(StockMode(0, BASE_MODE, cores),),
         default_mode=BASE_MODE,
         boot_mode=BASE_MODE,

@@ -9,7 +9,7 @@ from typing import Protocol
 from jouled.virtual.chips import converted, live
 from jouled.virtual.clock import SimClock
 from jouled.virtual.faults import matches
-from jouled.virtual.kernel import CPU, DEBUG, DEVFREQ, EMC, GPU, Kernel
+from jouled.virtual.kernel import CPU, DEBUG, EMC, Kernel
 from jouled.virtual.operation import Clocks, Plant
 from jouled.virtual.specs import BoardSpec
 from jouled.virtual.supply import Supply
@@ -59,8 +59,9 @@ class Sensors:
                     self._table[found.path] = self._quantity(found.label, found.quantity)
         for cluster in machine.spec.clusters:
             self._table[f"{CPU}/cpufreq/policy{cluster[0]}/scaling_cur_freq"] = lambda: machine.clocks().cpu_hz // 1000
-        self._table[f"{DEVFREQ}/cur_freq"] = lambda: machine.clocks().gpu_hz
-        self._table[f"{GPU}/load"] = lambda: round(1000 * machine.gpu_load())
+        layout = machine.kernel.layout
+        self._table[f"{layout.devfreq}/cur_freq"] = lambda: machine.clocks().gpu_hz
+        self._table[f"{layout.gpu}/load"] = lambda: round(1000 * machine.gpu_load())
         self._table[f"{EMC}/rate"] = lambda: machine.clocks().emc_hz
         self._add_thermal()
         folder = self._hwmon("/sys/devices/platform/soctherm-oc-event")
@@ -73,10 +74,11 @@ class Sensors:
 
     def _add_thermal(self) -> None:
         kernel = self._machine.kernel
+        places = {kind: place for place, kind in kernel.layout.zones}
         for name in os.listdir(kernel.root + _THERMAL):
-            zone = kernel.load(f"{_THERMAL}/{name}/type").removesuffix("-thermal")
-            if name.startswith("thermal_zone") and zone in _OFFSETS_C:
-                self._table[f"{_THERMAL}/{name}/temp"] = self._temperature(_OFFSETS_C[zone])
+            place = places.get(kernel.load(f"{_THERMAL}/{name}/type"))
+            if name.startswith("thermal_zone") and place in _OFFSETS_C:
+                self._table[f"{_THERMAL}/{name}/temp"] = self._temperature(_OFFSETS_C[place])
 
     # --- values
 

@@ -1,12 +1,20 @@
-"""What each virtual board is made of: tables, supplies and stock modes (facts: JETSON sections 1.3, 1.4, 3.1, 4.2)."""
+"""What a virtual board is made of: tables, supplies and stock modes, read from its file in boards/."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
 
 from jouled.errors import UsageError
+from jouled.virtual.layout import LAYOUTS, Layout
+
+BOARDS = Path(__file__).parent / "boards"
+PLANT_SECTIONS = ("wiring", "silicon", "thermal")  # of a board's file, those that are not its tree's
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,12 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class BoardSpec:
-    """One virtual board. `total_rails` are the rails whose sum is the module's power."""
+    """One virtual board. `total_rails` are the rails whose sum is the module's power (Thor: the board's).
+
+    `family` names the layout of its kernel. `tpcs` are those of the whole die; `fbp_mask` is what every mode's conf
+    sets, None: it holds no such line. `cpu_params`: the conf has a clock section per cluster or per core. `engines`: it
+    has DLA and PVA lines. `confidence`: how well each part is known (docs/boards.md).
+    """
 
     name: str
     model: str
@@ -69,10 +82,26 @@ class BoardSpec:
     total_rails: tuple[str, ...]
     mem_total_kib: int = 64_313_676
     cpu_governor: str = "schedutil"
+    family: str = "l4t36"
+    tpcs: int = 8
+    fbp_mask: int | None = None
+    cpu_params: Literal["cluster", "core"] = "cluster"
+    engines: bool = False
+    confidence: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The whole spec as text, for the tree that is made of it."""
         return json.dumps(asdict(self), indent=1)
+
+    @property
+    def layout(self) -> Layout:
+        """Where its kernel has its attributes."""
+        return LAYOUTS[self.family]
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What of it is neither seen nor inferred."""
+        return tuple(sorted(what for what, level in self.confidence.items() if level in ("assumed", "unknown")))
 
     @property
     def cpus(self) -> tuple[int, ...]:
@@ -105,80 +134,37 @@ def _chip(fields: dict[str, Any]) -> Chip:
     return Chip(fields["address"], channels, fields["kind"])
 
 
-def _mhz(*values: float) -> tuple[int, ...]:
-    return tuple(round(value * 1e6) for value in values)
+# --- the boards, one file each ------------------------------------------------------------------------------
 
 
-AGX_ORIN_64GB = BoardSpec(
-    name="agx-orin-64gb",
-    model="NVIDIA Jetson AGX Orin Developer Kit",
-    compatible=("nvidia,p3737-0000+p3701-0005", "nvidia,p3701-0005", "nvidia,tegra234"),
-    l4t_line="# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64,"
-    " DATE: Wed Jan  8 01:49:37 UTC 2025",
-    conf_name="nvpmodel_p3701_0000.conf",
-    clusters=((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)),
-    cpu_table_khz=(*range(115200, 2188801, 76800), 2201600),
-    cpu_floor_khz=729600,
-    gpu_table_hz=(*range(306_000_000, 1_224_000_001, 102_000_000), 1_300_500_000),
-    emc_table_hz=_mhz(204, 665.6, 2133, 3199),
-    modes=(
-        StockMode(0, "MAXN", 12),
-        StockMode(
-            1,
-            "MODE_15W",
-            4,
-            1113600,
-            408_000_000,
-            2_133_000_000,
-            mask=248,
-            dla_hz=(614_400_000, 294_400_000),
-            pva_hz=(307_200_000, 217_600_000),
-        ),
-        StockMode(
-            2,
-            "MODE_30W",
-            8,
-            1728000,
-            612_000_000,
-            mask=240,
-            dla_hz=(1_369_600_000, 729_600_000),
-            pva_hz=(512_000_000, 358_400_000),
-        ),
-        StockMode(
-            3,
-            "MODE_50W",
-            12,
-            1497600,
-            816_000_000,
-            dla_hz=(1_369_600_000, 729_600_000),
-            pva_hz=(704_000_000, 486_400_000),
-        ),
-    ),
-    default_mode="MODE_30W",
-    boot_mode="MAXN",
-    chips=(
-        Chip(
-            "1-0040",
-            (
-                Channel("VDD_GPU_SOC", 19.832),
-                Channel("VDD_CPU_CV", 19.816),
-                Channel("VIN_SYS_5V0", 4.968, droop_ohm=0.002),
-            ),
-        ),
-        Chip("1-0041", (None, Channel("VDDQ_VDD2_1V8AO", 4.952, droop_ohm=0.002), None)),
-    ),
-    total_rails=("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"),
-)
-
-BOARDS: dict[str, BoardSpec] = {AGX_ORIN_64GB.name: AGX_ORIN_64GB}
+def board_names() -> tuple[str, ...]:
+    """The virtual boards that there are."""
+    return tuple(sorted(path.stem for path in BOARDS.glob("*.toml")))
 
 
+def board_data(name: str) -> dict[str, Any]:
+    """What the file of the board called `name` holds. Raises UsageError with the names that there are."""
+    if sys.version_info >= (3, 11):  # here, since the virtual programs import this module without any library
+        import tomllib
+    else:
+        import tomli as tomllib
+    if name not in board_names():
+        raise UsageError(f"no virtual board {name!r}; there are {', '.join(board_names())}")
+    return tomllib.loads((BOARDS / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+@cache
 def board_spec(name: str) -> BoardSpec:
     """The board called `name`. Raises UsageError with the names that there are."""
-    try:
-        return BOARDS[name]
-    except KeyError:
-        raise UsageError(f"no virtual board {name!r}; there are {', '.join(sorted(BOARDS))}") from None
+    fields = board_data(name)
+    for section in PLANT_SECTIONS:
+        fields.pop(section, None)
+    modes = tuple(StockMode(**{k: _tuples(v) for k, v in mode.items()}) for mode in fields.pop("modes"))
+    chips = tuple(
+        Chip(**{**chip, "channels": tuple(Channel(**c) if c else None for c in chip["channels"])})
+        for chip in fields.pop("chips")
+    )
+    return BoardSpec(name=name, modes=modes, chips=chips, **{k: _tuples(v) for k, v in fields.items()})
 
 
 def rewired(spec: BoardSpec, channels: tuple[Channel, ...]) -> BoardSpec:

@@ -18,14 +18,14 @@ from pathlib import Path
 
 from jouled.errors import StateError
 from jouled.virtual import chips, nvpmodel
-from jouled.virtual.conf import ENGINES, HOST1X, stock_conf
+from jouled.virtual.conf import ENGINES, stock_conf
 from jouled.virtual.faults import FOLDER, damaged
-from jouled.virtual.kernel import CPU, DEBUG, DEVFREQ, EMC, EMC_CAP, GPU, Kernel, cpu_list
-from jouled.virtual.specs import AGX_ORIN_64GB, BoardSpec, Chip, board_spec, spec_from_json
+from jouled.virtual.kernel import CPU, DEBUG, EMC, Kernel, cpu_list
+from jouled.virtual.layout import LAYOUT_FILE
+from jouled.virtual.specs import BoardSpec, Chip, board_spec, spec_from_json
 
 STATUS = "/var/lib/nvpmodel/status"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-ZONES = ("cpu", "gpu", "cv0", "cv1", "cv2", "soc0", "soc1", "soc2", "tj")
 AMBIENT_MC = 45000
 
 
@@ -51,12 +51,10 @@ def _make_lasting(root: Path, spec: BoardSpec) -> None:
         (root / folder).mkdir(parents=True, exist_ok=True)
     policies = {str(cpu): cluster[0] for cluster in spec.clusters for cpu in cluster}
     _put(root, f"{FOLDER}/cpus.json", json.dumps(policies))
-    _put(root, f"{FOLDER}/engines.json", json.dumps({_engine(e[1], e[2]): e[3] for e in ENGINES}))
+    engines = {spec.layout.engine(e[1], e[2]): e[3] for e in ENGINES} if spec.engines else {}
+    _put(root, f"{FOLDER}/engines.json", json.dumps(engines))
+    _put(root, f"{FOLDER}/{LAYOUT_FILE}", spec.family)
     _put(root, f"{FOLDER}/board.json", spec.to_json())
-
-
-def _engine(device: str, attribute: str) -> str:
-    return f"{HOST1X}/{device}/clk_cap/{attribute}"
 
 
 def _make_proc(root: Path, spec: BoardSpec) -> None:
@@ -94,35 +92,47 @@ def _make_cpus(root: Path, spec: BoardSpec) -> None:
         for cpu in cluster:
             _put(root, f"{CPU}/cpu{cpu}/online", 1)
             _link(root, f"{CPU}/cpu{cpu}/cpufreq", policy)
-            for state, name in enumerate(("WFI", "c7")):
+            for state, name in enumerate(spec.layout.idle_states):
                 _put(root, f"{CPU}/cpu{cpu}/cpuidle/state{state}/name", name)
                 _put(root, f"{CPU}/cpu{cpu}/cpuidle/state{state}/disable", 0)
 
 
-def _make_gpu(root: Path, spec: BoardSpec) -> None:
-    table = spec.gpu_table_hz
+def _make_devfreq(root: Path, folder: str, table: tuple[int, ...], governor: str) -> None:
     for name, text in (
         ("available_frequencies", " ".join(str(hz) for hz in table)),
         ("min_freq", str(min(table))),
         ("max_freq", str(max(table))),
         ("cur_freq", str(min(table))),
-        ("governor", "nvhost_podgov"),
-        ("available_governors", "nvhost_podgov userspace performance simple_ondemand"),
+        ("governor", governor),
+        ("available_governors", f"{governor} userspace performance simple_ondemand"),
     ):
-        _put(root, f"{DEVFREQ}/{name}", text)
-    for name, text in (("load", "0"), ("railgate_enable", "1"), ("tpc_pg_mask", "0"), ("power/control", "auto")):
-        _put(root, f"{GPU}/{name}", text)
-    _put(root, f"{GPU}/of_node/name", "gpu\0")
-    _put(root, f"{GPU}/of_node/compatible", "nvidia,ga10b\0nvidia,gpu\0")
-    _link(root, f"{DEVFREQ}/device", GPU)
-    _link(root, f"{GPU}/devfreq_dev", DEVFREQ)
-    _link(root, "/sys/devices/platform/gpu.0", GPU)
-    _link(root, "/sys/class/devfreq/17000000.gpu", DEVFREQ)
+        _put(root, f"{folder}/{name}", text)
+    _link(root, f"/sys/class/devfreq/{os.path.basename(folder)}", folder)
+
+
+def _make_gpu(root: Path, spec: BoardSpec) -> None:
+    layout = spec.layout
+    _make_devfreq(root, layout.devfreq, spec.gpu_table_hz, "nvhost_podgov")
+    _put(root, f"{layout.gpu}/power/control", "auto")
+    for name in layout.other_devfreq:
+        table = spec.emc_table_hz if name == "bwmgr" else spec.gpu_table_hz
+        _make_devfreq(root, f"{layout.gpu}/devfreq/{name}", table, "nvhost_podgov")
+    _link(root, f"{layout.devfreq}/device", layout.gpu)
+    _link(root, f"{layout.gpu}/devfreq_dev", layout.devfreq)
+    if layout.gpu_node is None or layout.gpu_alias is None:
+        return
+    for name, text in (("load", "0"), ("railgate_enable", "1"), ("tpc_pg_mask", "0")):
+        _put(root, f"{layout.gpu}/{name}", text)
+    if spec.fbp_mask is not None:
+        _put(root, f"{layout.gpu}/fbp_pg_mask", "0")
+    _put(root, f"{layout.gpu}/of_node/name", f"{layout.gpu_node}\0")
+    _put(root, f"{layout.gpu}/of_node/compatible", layout.gpu_compatible)
+    _link(root, layout.gpu_alias, layout.gpu)
 
 
 def _make_memory(root: Path, spec: BoardSpec) -> None:
     table = spec.emc_table_hz
-    _put(root, EMC_CAP, max(table))
+    _put(root, spec.layout.emc_cap, 0 if spec.layout.emc_no_cap == 0 else max(table))
     for name, text in (
         ("rate", str(table[-2:][0])),
         ("min_rate", str(min(table))),
@@ -132,10 +142,11 @@ def _make_memory(root: Path, spec: BoardSpec) -> None:
         ("state", "1"),
     ):
         _put(root, f"{EMC}/{name}", text)
-    _put(root, f"{DEBUG}/bpmp/debug/bwmgr/bwmgr_halt", 0)
+    if spec.layout.has_bwmgr_halt:
+        _put(root, f"{DEBUG}/bpmp/debug/bwmgr/bwmgr_halt", 0)
     _put(root, f"{DEBUG}/nvmap/iovmm/clients", "CLIENT                        PROCESS      PID        SIZE")
-    for _, device, attribute, top in ENGINES:
-        _put(root, _engine(device, attribute), top)
+    for _, device, attribute, top in ENGINES if spec.engines else ():
+        _put(root, spec.layout.engine(device, attribute), top)
 
 
 def _make_hwmon(root: Path, number: int, device: str, attributes: dict[str, str]) -> None:
@@ -170,25 +181,28 @@ def _make_sensors(root: Path, spec: BoardSpec) -> None:
     _make_hwmon(root, numbers.pop(), "/sys/devices/platform/soctherm-oc-event", counters)
     _make_hwmon(root, numbers.pop(), "/sys/devices/platform/pwm-fan", {"name": "pwmfan", "pwm1": "88"})
     tmp451 = {"name": "tmp451", "temp1_input": "38000", "temp2_input": "45000"}
-    _make_hwmon(root, numbers.pop(), "/sys/devices/platform/bus@0/c240000.i2c/i2c-1/1-004c", tmp451)
+    _make_hwmon(root, numbers.pop(), f"{spec.layout.i2c}/1-004c", tmp451)
 
 
 def _make_thermal(root: Path, spec: BoardSpec) -> None:
     folder = "/sys/devices/virtual/thermal"
-    for number, zone in enumerate(ZONES):
-        _put(root, f"{folder}/thermal_zone{number}/type", f"{zone}-thermal")
+    for number, (_, kind) in enumerate(spec.layout.zones):
+        _put(root, f"{folder}/thermal_zone{number}/type", kind)
         _put(root, f"{folder}/thermal_zone{number}/temp", AMBIENT_MC)
         _link(root, f"/sys/class/thermal/thermal_zone{number}", f"{folder}/thermal_zone{number}")
     coolers = [(f"cpufreq-cpu{cluster[0]}", len(spec.cpu_table_khz) - 1) for cluster in spec.clusters]
-    coolers += [("devfreq-17000000.gpu", len(spec.gpu_table_hz) - 1)]
-    coolers += [(f"{zone}-throttle-alert", 1) for zone in ZONES[:-1]] + [("hot-surface-alert", 1), ("pwm-fan", 3)]
+    coolers += [(f"devfreq-{spec.layout.devfreq_name}", len(spec.gpu_table_hz) - 1)]
+    coolers += [(f"{zone}-throttle-alert", 1) for zone in spec.layout.alerts] + [
+        ("hot-surface-alert", 1),
+        ("pwm-fan", 3),
+    ]
     for number, (kind, top) in enumerate(coolers):
         for name, text in (("type", kind), ("cur_state", "0"), ("max_state", str(top))):
             _put(root, f"{folder}/cooling_device{number}/{name}", text)
         _link(root, f"/sys/class/thermal/cooling_device{number}", f"{folder}/cooling_device{number}")
 
 
-def make_tree(root: Path, board: str | BoardSpec = AGX_ORIN_64GB, base_mode: str | None = None) -> None:
+def make_tree(root: Path, board: str | BoardSpec = "agx-orin-64gb", base_mode: str | None = None) -> None:
     """Make the files of `board` in the folder `root` and boot it into `base_mode` (by name; its boot mode if None).
 
     It is made beside `root` and renamed: nobody sees a part of it, and of two that make it at once the second finds
