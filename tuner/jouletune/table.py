@@ -67,6 +67,17 @@ def parse_table(text: str, *, where: str) -> Table:
     return _table(_some_batches(rows), where=where)
 
 
+def render_table(rows: Sequence[Row]) -> str:
+    """The CSV that `parse_table` reads `rows` from, in their order; an axis that is None is an empty cell."""
+    lines = [",".join(COLUMNS)]
+    for row in rows:
+        mode, batch = row.candidate.mode, row.candidate.variant.batch
+        cells = (mode.cores, mode.cpu_hz, mode.gpu_hz, mode.emc_hz, batch)
+        numbers = (f"{row.latency_s:.9g}", f"{row.energy_j:.9g}")
+        lines.append(",".join([*("" if cell is None else str(cell) for cell in cells), *numbers]))
+    return "\n".join(lines) + "\n"
+
+
 def _cells(text: str, *, where: str) -> list[list[str]]:
     """The cells of each line. Raises SpaceError with line and column."""
     lines = text.splitlines()

@@ -34,6 +34,7 @@ KEYS = {
     "max_duration_s": "job.max_duration_s",
     "clocks": "grid.clocks",
     "workload": "workload.default",
+    "keep_samples": "job.keep_samples",
 }
 
 
@@ -132,6 +133,8 @@ def _tune(verbs: Any) -> None:
     job.add_argument("--clocks", choices=("capped", "locked", "both"))
     job.add_argument("--seed", metavar="N", type=_seed, help="seed of everything random in the job")
     job.add_argument("--max-duration-s", metavar="S", type=float)
+    job.add_argument("--keep-samples", action="store_true", default=None, help="raw samples, an npz a window")
+    job.add_argument("--export", metavar="GRID.csv", type=Path, help="write what was measured as a board for --table")
     job.add_argument("--fail-on-no-gain", action="store_true", help="exit 4 where nothing better was found")
     job.add_argument("--dry-run", action="store_true", help="say what would be done and how long it takes")
     _output_options(parser)

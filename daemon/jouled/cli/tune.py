@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -15,6 +16,7 @@ from jouled.cli.progress import Progress
 from jouled.cli.site import arrival_of, open_site, require_root
 from jouled.job.cancel import Cancellation
 from jouled.job.events import Event, Sink, encode
+from jouled.job.export import Export, check_export
 from jouled.job.job import run_job
 from jouled.job.request import Request
 from jouled.job.result import JobResult
@@ -30,17 +32,22 @@ def tune(arguments: argparse.Namespace) -> int:
         arrival = arrival_of(arguments, site.config)
         request = site.request(arrival, seed=arguments.seed or 0, dry_run=arguments.dry_run)
         request.check()
+        if arguments.export is not None:
+            check_export(arguments.export, request, arrival)
         if not site.fixed:
             require_root(site, "tune")
         runner = site.make_runner(arrival)
-        cancellation = Cancellation()
+        cancellation, export = Cancellation(), Export()
+        sinks: tuple[Sink, ...] = (export, *_sinks(arguments, request))
         with _signals(cancellation):
-            result = run_job(site.host, request, runner, cancellation=cancellation, sinks=_sinks(arguments, request))
+            result = run_job(site.host, request, runner, cancellation=cancellation, sinks=sinks)
     finally:
         site.close()
     _say(arguments, site, result)
     if result.plan is not None:
         return 0
+    if arguments.export is not None:
+        _export(export, arguments)
     return result.exit_code(fail_on_no_gain=arguments.fail_on_no_gain)
 
 
@@ -91,6 +98,15 @@ def _say(arguments: argparse.Namespace, site: Site, result: JobResult) -> None:
         print(ending(result, undo=_undo(site, result)))
         if result.outcome == "tuned" and not site.fixed:
             print(f"\nnext: {here('jouled verify', site.options)}")
+
+
+def _export(export: Export, arguments: argparse.Namespace) -> None:
+    """Said on standard error: standard output is the result's."""
+    count, path = export.write(arguments.export), arguments.export
+    if count == 0:
+        print("nothing was exported: no power mode was measured", file=sys.stderr)
+        return
+    print(f"{path}: {count} power mode{'s' if count > 1 else ''} as measured, for jouled tune --table", file=sys.stderr)
 
 
 def _undo(site: Site, result: JobResult) -> str:

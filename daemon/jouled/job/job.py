@@ -32,6 +32,7 @@ from jouled.job.measuring import Measurer, Taken
 from jouled.job.modes import Modes
 from jouled.job.request import BUILD_S, Request
 from jouled.job.result import JobResult
+from jouled.job.samples import Samples
 from jouled.job.studies import rebuild_missing, space_record, study_name
 from jouled.job.summary import (
     announcement,
@@ -106,6 +107,8 @@ class Job:
         self._events = Events(host.clock, self._id, [self._keep, *sinks])
         self._trials: Trials | None = None
         self._doubts_counter = False
+        is_kept = self._config.job.keep_samples
+        self._samples = Samples(host.state_dir, job, self._config.store.keep_jobs) if is_kept else None
         self._meter: Meter | None = None
         self._marks: dict[str, str] = {}
         self.result = JobResult(job=self._id)
@@ -306,12 +309,24 @@ class Job:
         if ratio is not None:
             seen["counter_ratio"] = ratio
         self._events.emit("trial", trial=trial.to_dict(), **seen)
+        if taken is not None:
+            self._keep_samples(trial, taken)
         if ratio is not None and abs(ratio - 1.0) > _COUNTER_RATIO and not self._doubts_counter:
             self._doubts_counter = True
             self._warn(
                 f"window {trial.number}: the energy counter differs by {100 * (ratio - 1.0):+.1f} % from the"
                 " integrated power; energies are the counter's"
             )
+
+    def _keep_samples(self, trial: Trial, taken: Taken) -> None:
+        """A job whose samples cannot be kept goes on without."""
+        if self._samples is None:
+            return
+        try:
+            self._samples.keep(trial, taken)
+        except OSError as error:
+            self._samples = None
+            self._warn(f"samples are not kept from window {trial.number} on: {error.strerror}: {error.filename}")
 
     def _progress(self, phase: str, now_s: float, duration_s: float) -> None:
         self._events.emit("progress", phase=phase, elapsed_s=now_s - self._began_s, stretch_s=duration_s)
