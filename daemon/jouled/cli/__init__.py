@@ -101,7 +101,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "verify": verbs.verify,
         "restore": verbs.restore,
         "forget": verbs.forget,
-        "virtual": verbs.reboot,
+        "virtual": verbs.virtual,
     }[verb]
     return run(arguments)
 

@@ -106,6 +106,13 @@ def _tune(verbs: Any) -> None:
     virtual = parser.add_argument_group("the virtual board")
     virtual.add_argument("--virtual-workload", metavar="NAME", help="default yolov8s-640")
     virtual.add_argument("--virtual-seed", metavar="N", type=_seed, help="another specimen of the board (default 0)")
+    virtual.add_argument(
+        "--fault",
+        metavar="NAME[:ARGS]",
+        action="append",
+        default=[],
+        help="misbehaviour by name, repeatable; `jouled virtual faults` lists them",
+    )
     target = parser.add_argument_group("the target")
     bound = target.add_mutually_exclusive_group()
     bound.add_argument("--latency-bound-s", metavar="S", type=float, help="seconds, e.g. 0.033")
@@ -191,6 +198,13 @@ def _run(verbs: Any) -> None:
     virtual = run.add_argument_group("the virtual board")
     virtual.add_argument("--virtual-workload", metavar="NAME", help="default yolov8s-640")
     virtual.add_argument("--virtual-seed", metavar="N", type=_seed, help="another specimen of the board (default 0)")
+    virtual.add_argument(
+        "--fault",
+        metavar="NAME[:ARGS]",
+        action="append",
+        default=[],
+        help="misbehaviour by name, repeatable; `jouled virtual faults` lists them",
+    )
     run.add_argument("--socket", metavar="PATH", type=Path, help="the control socket (default control.sock in DIR)")
     run.add_argument("--metrics-listen", metavar="ADDR:PORT", help="default 127.0.0.1:19761; an empty text: off")
 
@@ -225,6 +239,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_service_verbs(verbs, _board_options, _output_options)
     virtual = verbs.add_parser("virtual", help="do to a virtual board what happens to a real one")
     actions = virtual.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions.add_parser("faults", help="the faults that --fault knows by name")
     reboot = actions.add_parser("reboot", help="boot it again through NVIDIA's stock path")
     _board_options(reboot)
     _output_options(reboot)

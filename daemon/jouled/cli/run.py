@@ -19,6 +19,7 @@ from jouled.board.grid import board_space
 from jouled.board.host import Host
 from jouled.board.process import Processes
 from jouled.board.sysfs import Sysfs
+from jouled.cli.faults import check_faults, inject_faults
 from jouled.cli.log import lacks_journal_fields
 from jouled.cli.site import TREE, overrides_of, state_home, virtual_name
 from jouled.config import CONFIG_PATH, Config, check_owner, load
@@ -109,11 +110,13 @@ def _no_runner(_: object) -> NoReturn:
 def _make_tree(tree: Path, board: str, base_mode: str | None) -> None:
     """A virtual board that is not there yet. One that cannot be made here is made by its worker."""
     from jouled.virtual.faults import FOLDER
-    from jouled.virtual.tree import make_tree
 
-    if not (tree / FOLDER / "board.json").exists():
-        with suppress(PermissionError):
-            make_tree(tree, board, base_mode)
+    if (tree / FOLDER / "board.json").exists():
+        return
+    from jouled.virtual.tree import make_tree  # 1.6 MiB that a daemon on a board that is there does without
+
+    with suppress(PermissionError):
+        make_tree(tree, board, base_mode)
 
 
 def _recorded_space(path: Path) -> Space:
@@ -150,8 +153,13 @@ def run(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
     config = options.config()
     _warn_of_unbuilt(config)
+    check_faults(arguments)
     site = look_site(arguments, config)
-    asyncio.run(_serve(arguments, options, site, notifier, journal_fields=not lacks_journal_fields()))
+    clear = inject_faults(arguments, site.host.sysfs.root, site.host.state_dir)
+    try:
+        asyncio.run(_serve(arguments, options, site, notifier, journal_fields=not lacks_journal_fields()))
+    finally:
+        clear()
     return 0
 
 

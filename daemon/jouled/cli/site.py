@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from jouled.board.statefile import write_hint
 from jouled.cli.arguments import KEYS, options_of
+from jouled.cli.faults import check_faults, inject_faults
 from jouled.config import CONFIG_PATH, Config, check_owner, load
 from jouled.errors import ConfigError, NotPermittedError, StateError, UsageError
 from jouled.job.site import Site
@@ -108,6 +109,7 @@ def open_to_restore(arguments: argparse.Namespace) -> Site:
 def open_site(arguments: argparse.Namespace) -> Site:
     """The board that the options name. Raises UsageError, ConfigError."""
     _check_fixed(arguments)
+    check_faults(arguments)
     if arguments.virtual is not None:
         site = _virtual(arguments)
     elif arguments.table is not None:
@@ -164,6 +166,12 @@ def _virtual(arguments: argparse.Namespace) -> Site:
             on_reset="exit",
             wall_s=time.time,
         )
+        clear = inject_faults(arguments, machine.root, state_dir)
+
+    def close() -> None:
+        machine.close()
+        clear()
+
     return Site(
         host=machine.host(state_dir),
         config=config,
@@ -173,7 +181,7 @@ def _virtual(arguments: argparse.Namespace) -> Site:
         variants=variants_of(entry),
         options=options_of(arguments),
         reboot=machine.reboot,
-        close=machine.close,
+        close=close,
     )
 
 

@@ -12,6 +12,7 @@ from jouled.board.lock import hold_board
 from jouled.board.modename import mode_name
 from jouled.board.restore import Found
 from jouled.cli.arguments import here
+from jouled.cli.faults import list_faults
 from jouled.cli.output import mode_text
 from jouled.cli.site import open_site, open_to_restore, require_root
 from jouled.errors import NotPermittedError, UsageError
@@ -126,6 +127,11 @@ def forget(arguments: argparse.Namespace) -> int:
         if done["winner_removed"]:
             print(f"  and {name} is no winner any more: jouled tune finds one")
     return 0
+
+
+def virtual(arguments: argparse.Namespace) -> int:
+    """What can be done to a virtual board."""
+    return list_faults() if arguments.action == "faults" else reboot(arguments)
 
 
 def reboot(arguments: argparse.Namespace) -> int:

@@ -12,14 +12,18 @@ Keys, all optional:
   write_errors    [{"path": glob, "errno": "EBUSY", "after": n, "by": who}]: from write n+1 of that process on
   read_errors     {glob: "EAGAIN"}
   values          {glob: text}: what a read gives, whatever is there
+  hidden          [globs]: as if it were not there (ENOENT)
   hold            {"by": who, "write": n | "path": glob}: stop before that write (`by`: nvpmodel, jetson_clocks,
                   sysfs), make `.virtual/held`, go on when `.virtual/release` exists; {"by": "clock", "after_s": s}:
                   the same when simulated time has advanced so far
   service_rerun_s seconds after which nvpmodel.service runs again and resets the caps
   board_reset     {"cores", "cpu_hz", "gpu_hz", "emc_hz"} (any of them): the board resets when time passes in it
   oc_rate_hz      {"oc1"|"oc2"|"oc3": events a second}
+  oc_count        {"oc1"|"oc2"|"oc3": events on top}
   status_default  true: nvpmodel -f alone applies the file's DEFAULT, not the recorded mode
   fan_warning, errors_to_stdout  true: variants of nvpmodel's output (JETSON 1.6)
+  workload_dies_s, workload_hangs_s  seconds after a load began
+  spells, once    what begins, ends or happens in simulated time: `schedule.py`
 """
 
 from __future__ import annotations
@@ -78,6 +82,10 @@ class Faults:
             self._values = read_json(self._root, "faults.json")
             self._stamp = stamp
         return self._values
+
+    def hides(self, path: str) -> bool:
+        """Does it seem not to be there?"""
+        return any(matches(path, pattern) for pattern in self.all().get("hidden", ()))
 
     def get(self, name: str, default: Any = None) -> Any:
         """One switch."""

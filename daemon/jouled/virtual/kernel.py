@@ -136,6 +136,8 @@ class Kernel:
         """What read(2) gives. Raises OSError as the kernel would."""
         faults = self.faults.all() if self.who != "boot" else {}
         if faults:
+            if self.faults.hides(path):
+                raise refuse(errno.ENOENT, path)
             for pattern, name in faults.get("read_errors", {}).items():
                 if matches(path, pattern):
                     raise refuse(getattr(errno, name), path)
@@ -180,6 +182,8 @@ class Kernel:
 
     def _meet_faults(self, where: str) -> None:
         self.meet_hang()
+        if self.faults.hides(where):
+            raise refuse(errno.ENOENT, where)
         hold = self.faults.get("hold") or {}
         if hold.get("by") == self.who and (
             hold.get("write") == self.writes + 1 or ("path" in hold and matches(where, hold["path"]))

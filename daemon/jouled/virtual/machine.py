@@ -30,6 +30,7 @@ from jouled.virtual.plant import board_plant, load_workload
 from jouled.virtual.processes import VirtualProcesses
 from jouled.virtual.programs import install
 from jouled.virtual.runner import VirtualRunner
+from jouled.virtual.schedule import Schedule
 from jouled.virtual.sensors import Sensors
 from jouled.virtual.specs import BoardSpec, board_spec
 from jouled.virtual.supply import Supply
@@ -169,6 +170,7 @@ class VirtualMachine:
         self._seen_writes = (0, -1)
         self._began_s, self._saved_s = now_s, now_s
         self._reran = self._held = False
+        self._schedule = Schedule(self)
         self._boot_id = self.kernel.load(BOOT_ID)
         self.setting = read_setting(self.kernel, self.spec)
         power, _ = self.plant.rest(self.setting)
@@ -202,7 +204,8 @@ class VirtualMachine:
         self.clock.restart(start_s=BOOTTIME_S, boot_wall_s=wall_s + BOOT_TAKES_S - BOOTTIME_S)
         self._start(None)
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """The board loses its power and boots: this process is dead."""
         self.reboot()
         if self._on_reset == "exit":
             os._exit(137)
@@ -352,11 +355,12 @@ class VirtualMachine:
             "emc_hz": self.setting.emc_cap_hz,
         }
         if wanted and all(mode[name] == value for name, value in wanted.items()):
-            self._reset()
+            self.reset()
         passed_s = to_s - self._began_s
         if not self._reran and passed_s >= faults.get("service_rerun_s", float("inf")):
             self._reran = True
             self.rerun_service()
+        self._schedule.meet(faults, passed_s)
         hold = faults.get("hold", {})
         if hold.get("by") == "clock" and not self._held and passed_s >= hold["after_s"]:
             self._held = True

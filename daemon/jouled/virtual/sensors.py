@@ -88,9 +88,11 @@ class Sensors:
 
     def _over_current(self, name: str) -> Callable[[], int]:
         def count() -> int:
-            rate_hz: float = self._machine.kernel.faults.get("oc_rate_hz", {}).get(name, 0.0)
+            faults = self._machine.kernel.faults
+            rate_hz: float = faults.get("oc_rate_hz", {}).get(name, 0.0)
+            extra: int = faults.get("oc_count", {}).get(name, 0)
             published_s = self._machine.clock.monotonic_s() // OVER_CURRENT_PUBLISH_S * OVER_CURRENT_PUBLISH_S
-            return int(rate_hz * published_s)
+            return int(rate_hz * published_s) + extra
 
         return count
 
@@ -142,7 +144,7 @@ class Sensors:
         faults = kernel.faults.all()
         if not faults:
             return False
-        patterns = [*faults.get("values", ()), *faults.get("read_errors", ())]
+        patterns = [*faults.get("values", ()), *faults.get("read_errors", ()), *faults.get("hidden", ())]
         hidden = path.startswith(DEBUG) and faults.get("user") is not None
         return hidden or any(matches(path, pattern) for pattern in patterns)
 

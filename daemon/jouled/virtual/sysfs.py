@@ -39,6 +39,13 @@ class VirtualSysfs(Sysfs):
                 return data
         return self.kernel.read(path)
 
+    def exists(self, path: str) -> bool:
+        return super().exists(path) and not self.kernel.faults.hides(path)
+
+    def glob(self, pattern: str) -> list[str]:
+        found = super().glob(pattern)
+        return [path for path in found if not self.kernel.faults.hides(path)] if self.kernel.faults.all() else found
+
     def place(self, path: str, text: str) -> None:
         if self._alive is not None:
             self._alive()
