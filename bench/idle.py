@@ -149,8 +149,10 @@ def free_port() -> int:
 def daemon(folder: Path) -> Iterator[tuple[int, int]]:
     """A foreground daemon that answers; its pid and the port of its metrics."""
     port, said = free_port(), folder / "daemon.log"
-    argv = [sys.executable, "-m", "jouled.cli", "run", "--virtual", "agx-orin-64gb"]
-    argv += ["--state-dir", str(folder / "state"), "--metrics-listen", f"127.0.0.1:{port}"]
+    board = ["--virtual", "agx-orin-64gb", "--state-dir", str(folder / "state")]
+    making = [sys.executable, "-m", "jouled.cli", "modes", *board]  # what makes a virtual board is no part of a daemon
+    subprocess.run(making, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    argv = [sys.executable, "-m", "jouled.cli", "run", *board, "--metrics-listen", f"127.0.0.1:{port}"]
     with said.open("w") as log, subprocess.Popen(argv, cwd=ROOT, stderr=log) as child:
         try:
             _wait_until(lambda: _answers(port), child, "the daemon", said)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +168,13 @@ def _place(layer: _Layer, table: str, key: str, value: object) -> None:
         layer.take(dotted, kind_of(spec), default_of(spec), value)
 
 
+def _closest(key: str, names: Iterable[str]) -> str:
+    """What may have been meant; "" where nothing is like it."""
+    from difflib import get_close_matches  # 0.2 MiB that only a mistake needs
+
+    return next(iter(get_close_matches(key[:64], names, n=1)), "")
+
+
 def _is_table(table: str) -> bool:
     return not table or table.startswith("workloads.") or (table in TABLES and table != "workloads")
 
@@ -182,8 +188,8 @@ def _from_request(request: Mapping[str, object]) -> _Layer:
             table, _, key = REQUEST_KEYS[name].partition(".")
             _place(layer, table, key, value)
         else:
-            close = get_close_matches(name[:64], REQUEST_KEYS, n=1)
-            advice = f"did you mean {close[0]}?" if close else f"a request may name {', '.join(REQUEST_KEYS)}"
+            close = _closest(name, REQUEST_KEYS)
+            advice = f"did you mean {close}?" if close else f"a request may name {', '.join(REQUEST_KEYS)}"
             layer.refuse(_short(name), f"no such key; {advice}")
     return layer
 
@@ -257,9 +263,8 @@ def _nearest(table: str, key: str) -> str:
         known = keys_of("workloads" if table.startswith("workloads.") else table)
         here = {name: f"{table}.{name}" if table else name for name in known}
     for names in ({key: elsewhere[key]} if key in elsewhere else {}, here, elsewhere):
-        close = get_close_matches(key[:64], names, n=1)
-        if close:
-            return f"; did you mean {names[close[0]]}?"
+        if close := _closest(key, names):
+            return f"; did you mean {names[close]}?"
     return "; leave it out (every key: docs/configuration.md)"
 
 
