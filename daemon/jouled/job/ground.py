@@ -12,7 +12,7 @@ from jouled.board.board import Board, discover, fingerprint
 from jouled.board.domains import Domains
 from jouled.board.host import Host
 from jouled.board.jetson_clocks import TOOL as JETSON_CLOCKS
-from jouled.board.jtop import open_jtop
+from jouled.board.jtop_meter import open_jtop
 from jouled.board.knobs import Knobs, read_knobs
 from jouled.board.meter import BoardMeters, Meter, observer_of
 from jouled.board.observer import Observer

@@ -138,6 +138,10 @@ class Link:
         if not self._wait(lambda: len(self.samples) > count, SILENT_S):
             raise SensorError(f"jtop: {self.silence()}")
 
+    def wait_lost(self) -> None:
+        """Wait until readings stand still, the reader ends or `SILENT_S` has passed."""
+        self._wait(lambda: self.lost > 0, SILENT_S)
+
     def close(self) -> None:
         """End the child; idempotent."""
         self._child.close_stdin()
