@@ -795,6 +795,20 @@ def test_cancel_of_a_job_whose_worker_has_just_gone_is_a_conflict(machine: Machi
     live(machine, work)
 
 
+def test_the_operators_switch_ends_a_job_that_runs(machine: Machine) -> None:
+    async def work(service: Service) -> None:
+        await service.retune(BOUND, PEER)
+        switch = machine.folder / "board/etc/jouled/disabled"
+        switch.parent.mkdir(parents=True, exist_ok=True)
+        switch.touch()
+        machine.clock.ahead_s += 10.0
+        await until(lambda: service.status().state is State.DISABLED)
+        assert service.status().job is None
+
+    live(machine, work)
+    assert machine.cancelled == "user"
+
+
 def test_a_worker_that_dies_in_a_job_is_followed_by_one_that_restores(machine: Machine) -> None:
     machine.dies_at = "search"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from jouled.errors import JouledError
-from jouled.service.workers import Conversation
+from jouled.service.workers import Conversation, WorkerDied
 from jouled.state import RunningJob
 
 log = logging.getLogger(__name__)
@@ -70,3 +71,8 @@ class Job:
     async def cancel(self, reason: str) -> None:
         """Ask it to stop. Raises WorkerDied."""
         await self._conversation.send({"command": "cancel", "reason": reason})
+
+    async def give_up(self, reason: str) -> None:
+        """As `cancel`; one that hears nothing any more is ending already."""
+        with suppress(WorkerDied):
+            await self.cancel(reason)

@@ -25,7 +25,7 @@ from jouled.service.keeper import STUCK_EVERY_S, Do, Verdict, on_stop
 from jouled.service.notify import Notifier
 from jouled.service.outlook import FullVerify, Outlook
 from jouled.service.workers import Door, WorkerBusy, ask, converse
-from jouled.state import Conflict, Failed, Source, Unavailable
+from jouled.state import Conflict, Failed, Source
 
 log = logging.getLogger(__name__)
 
@@ -142,6 +142,9 @@ class Loop:
         is_due = now_s >= self._look_due_s or self._is_due()
         if is_due:
             self.look()
+            if self.running is not None and self.outlook.switched_off:
+                log.warning("job %s is cancelled: %s", self.running.id, self.outlook.switched_off)
+                self._spawn(self.running.give_up("user"))
         if is_due or self.outlook.verdict.do is not Do.NOTHING:
             self._act()
 
@@ -222,9 +225,8 @@ class Loop:
         log.error("%s: %s", what, error)
         pause_s = STUCK_EVERY_S if is_stuck(error) else min(_LONGEST_PAUSE_S, 2.0**self._failures)
         self._failures += 1
-        self._remember(
-            stuck=is_stuck(error), retry_s=self._clock.monotonic_s() + pause_s, trouble=f"{error}" + _to_do(error.hint)
-        )
+        trouble = f"{error}; {error.hint}" if error.hint else str(error)
+        self._remember(stuck=is_stuck(error), retry_s=self._clock.monotonic_s() + pause_s, trouble=trouble)
 
     def _remember(self, **changes: Any) -> None:
         self.outlook.memory = replace(self.outlook.memory, **changes)
@@ -378,8 +380,7 @@ class Loop:
     async def _leave(self) -> None:
         """Cancel the job and hear it out; then the reference, where `on_stop` wants it."""
         if self.running is not None:
-            with suppress(Unavailable):
-                await self.running.cancel("daemon_gone")
+            await self.running.give_up("daemon_gone")
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._quiet(), _STOP_S)
         self.running = None
@@ -391,7 +392,3 @@ class Loop:
             await ask(self._door, command, patience_s=0.0)
         except JouledError as error:
             log.warning("the reference was not applied at the end (the system may be going down): %s", error)
-
-
-def _to_do(hint: str) -> str:
-    return f"; {hint}" if hint else ""

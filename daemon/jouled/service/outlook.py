@@ -60,7 +60,7 @@ class Outlook:
         self._look: Look | None = None
         self._looked_wall_s: float | None = None
         self._readings: Readings | None = None
-        self._switched_off = ""
+        self.switched_off = ""
         self.holder = ""
         self._is_busy = False
         self._journal_fields = journal_fields
@@ -76,7 +76,7 @@ class Outlook:
         self.history.follow()
         self._were_open = {entry.job for entry in self.history.open_jobs()}
         self.known = self._files.read()
-        self._switched_off = switched_off(self._host)
+        self.switched_off = switched_off(self._host)
         self.holder = "" if is_board_ours else living_holder(self._host)
         if not is_board_ours:
             self.view.refresh()
@@ -151,7 +151,7 @@ class Outlook:
             quarantine=known.quarantine,
             has_snapshot=known.has_snapshot or "pending" in known.damaged,
             holder=self.holder,
-            switched_off=self._switched_off or self._unreadable(),
+            switched_off=self.switched_off or self._unreadable(),
             pause=known.pause,
             asked=self._asked(winner),
             stood_aside="stop" if "applied" in known.damaged else self.history.stood_aside,
