@@ -126,10 +126,8 @@ _FAULTS = (
         "policy-vanishes",
         "a CPU policy's directory is gone for a moment, as while its cores go off and on",
         always(hidden=["*/cpufreq/policy4", "*/cpufreq/policy4/*", "*/cpu[4-7]/cpufreq*"]),
-        _APPLY | {"interrupted"},
-        says="policy4.*No such file or directory",
         after_s=_IN_A_TRIAL_S,
-        for_s=60.0,
+        for_s=30.0,
         problems=(17,),
     ),
     Fault(

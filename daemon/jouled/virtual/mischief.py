@@ -41,8 +41,13 @@ class Place:
         return self.real(CONF).read_text(encoding="utf-8")
 
     def mode_id(self) -> int:
-        """The mode that the board is in."""
-        return int(self.real(STATUS).read_text(encoding="ascii").strip().removeprefix("pmode:"))
+        """The mode that the board is in, or boots into where none is recorded."""
+        try:
+            return int(self.real(STATUS).read_text(encoding="ascii").strip().removeprefix("pmode:"))
+        except FileNotFoundError:
+            found = re.search(r"DEFAULT=(\d+)", self.conf())
+            assert found is not None, "each conf has a default"
+            return int(found[1])
 
     def keep(self, path: str) -> None:
         """Remember what lies at `path`, for `undo`."""
@@ -95,9 +100,9 @@ def leave_gaps_between_ids(place: Place) -> None:
         return str(int(number) + 2 if int(number) > 0 else 0)
 
     text = re.sub(r"(POWER_MODEL ID=|DEFAULT=)(\d+)", lambda found: found[1] + wider(found[2]), place.conf())
-    recorded = wider(str(place.mode_id()))
-    place.keep(STATUS)
-    place.real(STATUS).write_text(f"pmode:{int(recorded):04d}\n", encoding="ascii")
+    if place.real(STATUS).exists():
+        place.keep(STATUS)
+        place.real(STATUS).write_text(f"pmode:{int(wider(str(place.mode_id()))):04d}\n", encoding="ascii")
     place.use_conf(text, "gaps.conf")
 
 
