@@ -23,6 +23,7 @@ from jouled.job.job import run_job
 from jouled.job.request import Request
 from jouled.job.result import JobResult
 from jouled.service.view import View
+from jouled.state import Source
 from jouled.virtual.console import Console
 from jouled.virtual.jetson_clocks import JetsonClocks
 from jouled.virtual.kernel import Kernel
@@ -227,6 +228,23 @@ def test_thor_is_observed(tmp_path: Path) -> None:
     assert set(readings.clock_hz) == {"cpu", "gpu", "emc"}
     assert readings.sensor_errors == {}
     assert bench.machine.sysfs.kernel.writes == 0
+
+
+@pytest.mark.parametrize("conf", ["< PARAM TYPE=PCI NAME=GPU_POWER_GATING >\n", ""])
+def test_thor_is_observed_whatever_its_conf_holds(tmp_path: Path, conf: str) -> None:
+    bench = Bench(tmp_path, "thor")
+    (tmp_path / "board/etc/nvpmodel/nvpmodel_p3834_0008.conf").write_text(conf)
+    board = bench.board()
+    assert board.reference == PowerMode(14, 2601 * MHZ, 1575 * MHZ, 4266 * MHZ)
+    assert board.base_mode.name == "unknown"
+    assert any("the caps are watched as they stood when jouled looked first: /etc/" in text for text in board.warnings)
+    view = View(bench.host, load(None, {"mode": "observe"}))
+    view.refresh()
+    look = view.look(None, source=Source.REFERENCE)
+    assert look is not None
+    assert look.mismatches == ()
+    assert set(view.readings(0.0).rail_power_w) == {"VIN"}
+    assert bench.tune().outcome == "not_supported"
 
 
 # --- L4T 35 and 32 ----------------------------------------------------------------------------------------

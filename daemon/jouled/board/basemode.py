@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 from jouled.board.domains import Domains
 from jouled.board.nvpmodel import KNEXT, NvpmodelConf, Param, PowerModel
-from jouled.errors import NotSupportedError
+from jouled.board.sysfs import Sysfs
+from jouled.errors import NotSupportedError, SysfsError
+
+UNNAMED = "unknown"  # the name of a mode that no conf gives
 
 _ONLINE = re.compile(r"^/sys/devices/system/cpu/cpu(\d+)/online$")
 _CPU_LIMIT = re.compile(r"^/sys/devices/system/cpu/(?:cpu\d+/cpufreq|cpufreq/policy\d+)/scaling_max_freq$")
@@ -153,3 +156,33 @@ def base_mode_of(conf: NvpmodelConf, model: PowerModel, domains: Domains, *, whe
         model.id, model.name, len(online_cpus), online_cpus,
         cpu_min_hz, cpu_cap_hz, gpu_min_hz, gpu_cap_hz, emc_cap_hz, emc_raw, _mask(params, model),
     )  # fmt: skip
+
+
+def _read_hz(sysfs: Sysfs, path: str, unit_hz: int) -> int | None:
+    try:
+        return sysfs.read_int(path) * unit_hz
+    except SysfsError:
+        return None
+
+
+def base_mode_as_is(sysfs: Sysfs, domains: Domains) -> BaseMode:
+    """The caps and minima that stand now, as a mode without a name: for a board that is only observed."""
+    online = tuple(
+        cpu for cpu in domains.cpu.cpus if _read_hz(sysfs, f"/sys/devices/system/cpu/cpu{cpu}/online", 1) != 0
+    )
+    table_hz = domains.cpu.table_hz
+    found = [_read_hz(sysfs, f"{path}/scaling_max_freq", 1000) for path, _ in domains.cpu.policies]
+    cpu_cap_hz = min((hz for hz in found if hz is not None), default=table_hz[-1])
+    lows = [_read_hz(sysfs, f"{path}/scaling_min_freq", 1000) for path, _ in domains.cpu.policies]
+    cpu_min_hz = max((hz for hz in lows if hz is not None), default=table_hz[0])
+    gpu_min_hz = gpu_cap_hz = emc_cap_hz = None
+    if domains.gpu is not None:
+        gpu_min_hz = _read_hz(sysfs, f"{domains.gpu.path}/min_freq", 1) or domains.gpu.table_hz[0]
+        gpu_cap_hz = _read_hz(sysfs, f"{domains.gpu.path}/max_freq", 1) or domains.gpu.table_hz[-1]
+    if domains.emc is not None:
+        top_hz = domains.emc.table_hz[-1]
+        standing_hz = _read_hz(sysfs, domains.emc.cap_path, 1) or 0
+        emc_cap_hz = min(standing_hz, top_hz) if standing_hz > 0 else top_hz
+    return BaseMode(
+        -1, UNNAMED, len(online), online, cpu_min_hz, cpu_cap_hz, gpu_min_hz, gpu_cap_hz, emc_cap_hz, None, None
+    )

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from dataclasses import dataclass, replace
 
-from jouled.board.basemode import BaseMode, base_mode_of
+from jouled.board.basemode import BaseMode, base_mode_as_is, base_mode_of
 from jouled.board.discover import discover_domains, read_emc_table
 from jouled.board.domains import Domains
 from jouled.board.found import unknown_board
@@ -21,7 +21,7 @@ from jouled.board.nvpmodel import (
     query,
     read_status,
 )
-from jouled.board.support import release_warning
+from jouled.board.support import release_warning, tuning_refusal
 from jouled.board.sysfs import Sysfs
 from jouled.errors import (
     AbsentError,
@@ -151,8 +151,9 @@ def _fixed_warnings(sysfs: Sysfs, domains: Domains) -> list[str]:
 def discover(host: Host, base_mode: str = CURRENT) -> Board:
     """Find out everything about the board without writing anything.
 
-    `base_mode` is "current" or the NAME that the board is believed to be in. Raises NotSupportedError, BrokenError
-    (a file that does not parse), UsageError (another NAME).
+    `base_mode` is "current" or the NAME that the board is believed to be in. On a board that is only observed a conf
+    that says nothing is a warning. Raises NotSupportedError, BrokenError (a file that does not parse), UsageError
+    (another NAME).
     """
     identity = read_identity(host.sysfs)
     file = find_board_file(identity)
@@ -162,10 +163,17 @@ def discover(host: Host, base_mode: str = CURRENT) -> Board:
     told = release_warning(identity)
     warnings = [told] if told is not None else []
     warnings += _fixed_warnings(host.sysfs, domains) + _conf_in_use_warning(host.sysfs)
-    conf, sha256 = _read_stock_conf(host.sysfs)
-    model = _current_model(host, conf, warnings)
-    _check_name(model, conf, base_mode)
-    base = base_mode_of(conf, model, domains, where=CONF_PATH)
+    try:
+        conf, sha256 = _read_stock_conf(host.sysfs)
+        model = _current_model(host, conf, warnings)
+        _check_name(model, conf, base_mode)
+        base = base_mode_of(conf, model, domains, where=CONF_PATH)
+    except (NotSupportedError, BrokenError) as error:
+        if tuning_refusal(identity, file) is None:
+            raise
+        warnings.append(f"the caps are watched as they stood when jouled looked first: {error}")
+        conf, sha256 = NvpmodelConf((), (), 0), ""
+        base = base_mode_as_is(host.sysfs, domains)
     base = _with_live_mask(host.sysfs, domains, base, warnings)
     return Board(identity, file, domains, base, CONF_PATH, sha256, reference_of(base), conf, tuple(warnings))
 

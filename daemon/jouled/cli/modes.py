@@ -12,6 +12,7 @@ from typing import Any
 from jouled.board.board import discover, fingerprint
 from jouled.board.modename import mode_name
 from jouled.board.pending import Quarantine, read_quarantine
+from jouled.board.support import tuning_refusal
 from jouled.board.winner import winner_in_force
 from jouled.cli.output import candidates_text, quantity, variant_name
 from jouled.cli.site import open_site
@@ -27,6 +28,9 @@ def modes(arguments: argparse.Namespace) -> int:
     site = open_site(arguments)
     try:
         board = discover(site.host, site.config.board.base_mode)
+        why = tuning_refusal(board.identity, board.file)
+        if why is not None:
+            print(f"jouled modes: {why}; the grid below is only what its tables would give", file=sys.stderr)
         space = site.make_space(board)
         marks = fingerprint(board, site.config.board.external_w)
         try:
