@@ -36,9 +36,6 @@ _PLACES = "/usr/local/bin:/usr/bin:/bin"
 INSTALL = "sudo pip3 install jetson-stats, start its service (sudo systemctl start jtop), and be in group jtop or root"
 _CHILD = Path(__file__).with_name("jtop_child.py")
 
-Reading = Mapping[str, Mapping[str, float]]
-"""Rail → {"mw", "mv", "ma"}."""
-
 
 def interpreter(places: str = _PLACES) -> str | None:
     """The Python that has jtop: this one, else that of the command `jtop`, by its first line; None: there is none.
@@ -76,7 +73,7 @@ class Link:
         self._about: Mapping[str, Any] | None = None
         self._ended = False
         self.why: str | None = None
-        self.samples: list[tuple[float, Reading]] = []
+        self.lines: list[Mapping[str, Any]] = []
         self.lost = 0
         self._thread = threading.Thread(target=self._read, name="jouled-jtop", daemon=True)
         self._thread.start()
@@ -106,7 +103,7 @@ class Link:
             return
         with self._changed:
             if "rails" in said:
-                self.samples.append((said["t_s"], said["rails"]))
+                self.lines.append(said)
             elif "stale_s" in said:
                 self.lost += 1
                 self.why = f"its service has read nothing new for {said['stale_s']:g} s"
@@ -134,8 +131,8 @@ class Link:
 
     def next_sample(self) -> None:
         """Wait for one that is not here yet. Raises SensorError."""
-        count = len(self.samples)
-        if not self._wait(lambda: len(self.samples) > count, SILENT_S):
+        count = len(self.lines)
+        if not self._wait(lambda: len(self.lines) > count, SILENT_S):
             raise SensorError(f"jtop: {self.silence()}")
 
     def wait_lost(self) -> None:
@@ -229,7 +226,7 @@ class JtopSampling:
         if self._link is not None:
             raise RuntimeError("the sampling runs already")
         link = self._meter.linked()
-        self._from, self._lost_before = len(link.samples), link.lost
+        self._from, self._lost_before = len(link.lines), link.lost
         link.next_sample()
         self._link = link
 
@@ -239,11 +236,11 @@ class JtopSampling:
         if link is None:
             return [], 0
         found, lost = [], link.lost - self._lost_before
-        for t_s, rails in link.samples[self._from :]:
-            values = [_volts_amperes(rails.get(label, {})) for label in self._meter.labels]
+        for line in link.lines[self._from :]:
+            values = [_volts_amperes(line["rails"].get(label, {})) for label in self._meter.labels]
             whole = [value for value in values if value is not None]
             if len(whole) == len(values):
-                found.append((t_s, whole))
+                found.append((line["t_s"], whole))
             else:  # jtop leaves a rail out whose reading failed
                 lost += 1
         return found, lost

@@ -45,6 +45,8 @@ def verify(arguments: argparse.Namespace) -> int:
     print(f"{head}: {found['what']}, {found['text']}")
     for sentence in wrong:
         print(f"  wrong    {sentence}")
+    if found["by_others"]:
+        print(f"  by       {found['by_others']} (nvpmodel, jtop, jetson_clocks, a script)")
     if found["unknown"]:
         print(f"  unknown  {len(found['unknown'])} knobs that only root may read (sudo jouled verify tells)")
     if wrong:
@@ -73,6 +75,7 @@ def _unknown(site: Site, board: Board) -> dict[str, Any]:
         "mismatches": [],
         "unknown": [str(site.host.state_dir)],
         "to_do": "",
+        "by_others": "",
     }
 
 

@@ -9,16 +9,16 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from jouled.board.applied import Applied
+from jouled.board.applied import Applied, read_applied
 from jouled.board.apply import Actuator, Method
-from jouled.board.board import discover, fingerprint
+from jouled.board.board import Board, discover, fingerprint
 from jouled.board.lock import hold_board, read_holder
 from jouled.board.modename import mode_name, parse_mode_name
 from jouled.board.pending import clear_survived, forget_held, pending_path, read_pending
 from jouled.board.pending import forget as forget_mode
 from jouled.board.restore import Found, RestoreReport
 from jouled.board.snapshot import boot_id, read_snapshot, snapshot_path
-from jouled.board.winner import delete_winner, read_winner, winner_in_force
+from jouled.board.winner import delete_winner, read_winner, what_differs, winner_in_force
 from jouled.errors import BusyError, NotPermittedError, StateError, UsageError
 from jouled.job.cancel import Cancellation
 from jouled.job.events import Sink
@@ -101,7 +101,19 @@ def verify_board(site: Site) -> dict[str, Any]:
         "unknown": list(found.unknown),
         "is_mask_wrong": found.is_mask_wrong,
         "to_do": to_do if found.mismatches or left else "",
+        "by_others": _by_others(site, board, in_force, is_wrong=bool(found.mismatches) and not left),
     }
+
+
+def _by_others(site: Site, board: Board, in_force: Applied | None, *, is_wrong: bool) -> str:
+    """What must have been somebody else: every mode of jouled's own was read back when it was applied."""
+    if is_wrong:
+        return "" if in_force is None else "somebody else has written these knobs since jouled applied it"
+    applied = read_applied(site.host.state_dir)
+    if in_force is not None or applied is None or applied.boot_id != boot_id(site.host.sysfs):
+        return ""
+    differs = what_differs(applied, fingerprint(board, site.config.board.external_w))
+    return f"somebody else has taken {mode_name(applied.candidate.mode)} out of force: {differs}"
 
 
 def _named(in_force: Applied | None) -> str:
