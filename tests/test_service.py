@@ -265,10 +265,12 @@ async def running(machine: Machine, *, has_worker: bool = True, **overrides: Any
         yield service
     finally:
         service.stop()
-        await asyncio.wait_for(life, 20)
-        if server is not None:
-            server.close()
-            await server.wait_closed()
+        try:
+            await asyncio.wait_for(life, 20)
+        finally:
+            if server is not None:
+                server.close()
+                await server.wait_closed()
 
 
 def live(machine: Machine, work: Callable[[Service], Awaitable[None]], **overrides: Any) -> None:
@@ -1220,14 +1222,22 @@ def test_the_end_waits_for_what_people_asked_for(tmp_path: Path) -> None:
     assert read_applied(machine.folder) is None
 
 
-def test_a_mistake_ends_the_daemon_and_is_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def wrong(*_: object, **__: object) -> None:
+def test_a_mistake_ends_the_daemon_and_leaves_the_board_to_the_next(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wrong(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(service_loop, "ask", wrong)
-    machine.leave_snapshot()
+    async def work(service: Service) -> None:
+        monkeypatch.setattr(Service, "_carry_out", wrong)
+        machine.set_caps(PowerMode(12, 1_190_400_000, 714_000_000, 2_133_000_000))
+        machine.clock.ahead_s += 10.0
+        await until(lambda: service._mistake)
+
+    machine.put_in_force()
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(asyncio.wait_for(_service(machine).run(), 20))
+        live(machine, work, keep__on_stop="restore")
+    assert machine.heard == []
 
 
 def test_on_stop_restore_applies_the_reference_and_the_next_start_the_winner(machine: Machine) -> None:

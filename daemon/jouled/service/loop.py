@@ -385,7 +385,8 @@ class Loop:
             await asyncio.wait_for(self._quiet(), _STOP_S)
         self.running = None
         self.outlook.look(is_board_ours=False)
-        if on_stop(self.outlook.facts(job_phase=None), self.config) is not Do.APPLY_REFERENCE:
+        is_wanted = on_stop(self.outlook.facts(job_phase=None), self.config) is Do.APPLY_REFERENCE
+        if not is_wanted or self._mistake is not None:  # after a mistake the next daemon follows in 5 s
             return
         try:
             command = {"command": "apply", "target": "reference", "why": "stop", "who": ITSELF}
