@@ -18,15 +18,20 @@ from jouled.workload.memory import MemoryNeed, available_bytes, check_fits
 from jouled.workload.plans import PlanCache, profile_of
 from jouled.workload.process_runner import ProcessRunner, about, build_plan, runner_argv
 from jouled.workload.runner import Arrival, Loaded, Runner
+from jouled.workload.trtexec import GET_PYCUDA, LIMITS, TrtexecRunner
 from jouled.workload.trtexec import WARNING as TRTEXEC_WARNING
-from jouled.workload.trtexec import TrtexecRunner
 from jouled.workload.users import RUNNER_USER, runner_user
 from jouletune.measurement import Completions
 from jouletune.space import Variant
 
 log = logging.getLogger(__name__)
 
-_WITHOUT_BINDINGS = frozenset({"no_tensorrt", "no_pycuda"})
+# What Python lacks, by the runner's word for it, and how it gets it.
+_WITHOUT_BINDINGS = {
+    "no_tensorrt": "TensorRT's Python package is JetPack's, for the system's python3 alone: sudo apt install "
+    "python3-libnvinfer; in a venv it is seen only with --system-site-packages",
+    "no_pycuda": GET_PYCUDA,
+}
 # NVML counts GPUs along the PCI bus, CUDA by speed unless told otherwise: both must mean the same one.
 _ENVIRONMENT = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
@@ -172,7 +177,7 @@ class ConfiguredWorkload:
         log.warning("%s", error)
         assert self._runner is not None
         self._runner.switch(self._trtexec())
-        return f"{TRTEXEC_WARNING} ({error})"
+        return f"{LIMITS}; {_WITHOUT_BINDINGS[error.code]} ({error})"
 
     def _build(self, told: Mapping[str, Any], beat: Callable[[], None]) -> None:
         cache = PlanCache(self.host.state_dir, self.user)

@@ -36,11 +36,12 @@ from jouletune.space import Variant
 
 log = logging.getLogger(__name__)
 
-WARNING = (
+LIMITS = (
     "trtexec runs the engine, not TensorRT through pycuda: it tells its times only after a run, so that windows take "
-    "longer and none is cut short; inputs are random, outputs are not checked; with the CUDA toolkit: "
-    "sudo env PATH=/usr/local/cuda/bin:$PATH python3 -m pip install pycuda"
+    "longer and none is cut short; inputs are random, outputs are not checked"
 )
+GET_PYCUDA = "with the CUDA toolkit: sudo env PATH=/usr/local/cuda/bin:$PATH python3 -m pip install pycuda"
+WARNING = f"{LIMITS}; {GET_PYCUDA}"
 PLACES = ("/usr/src/tensorrt/bin/trtexec", "trtexec")
 _LONGEST_S = 900.0  # it prints six digits: beyond 1000 s they are not even milliseconds
 _TRY_S = 1
