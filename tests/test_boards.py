@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from jouled.board.found import describe
-from jouled.board.identity import BoardFile, Identity, board_files, find_board_file
+from jouled.board.identity import TOPICS, BoardFile, Identity, board_files, find_board_file
 from jouled.board.support import release_warning, require_tunable, tuning_refusal
 from jouled.board.sysfs import Sysfs
 from jouled.errors import NotSupportedError
+from jouled.virtual.specs import board_names, board_spec
 
 ORIN_NANO = ("nvidia,p3768-0000+p3767-0005", "nvidia,p3767-0005", "nvidia,tegra234")
 ORIN_NANO_SUPER = ("nvidia,p3768-0000+p3767-0005-super", "nvidia,p3767-0005", "nvidia,tegra234")
@@ -29,6 +30,7 @@ TOTALS = {  # MEASUREMENT "Which rail is the total"
     "tx2": ("VDD_IN",),
     "nano": ("POM_5V_IN",),
 }
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "boards.md"
 ORIN = [name for name in TOTALS if "orin" in name]
 
 
@@ -142,3 +144,20 @@ def test_what_is_found_of_an_unknown_board_is_told(tmp_path: Path) -> None:
         "memory cap /sys/kernel/nvpmodel_clk_cap/emc",
         "rails POM_5V_IN, VDD_IN",
     ]
+
+
+def test_the_documents_tables_are_the_files() -> None:
+    lines = DOCS.read_text().splitlines()
+    for name in TOTALS:
+        file = _file(name)
+        what = "observed" if file.refusal else "tuned"
+        assert f"| {name} | {', '.join(file.compatible)} | {what} | {' + '.join(file.total_rails)} |" in lines
+        assert f"| {name} | {' | '.join(file.confidence[topic] for topic in TOPICS)} |" in lines
+
+
+def test_the_document_says_what_each_virtual_board_assumes() -> None:
+    lines = DOCS.read_text().splitlines()
+    for name in board_names():
+        spec = board_spec(name)
+        assert f"| {name} | {spec.boot_mode} | {', '.join(spec.assumed) or '–'} |" in lines
+    assert "**Measured on hardware: none yet.**" in DOCS.read_text()
