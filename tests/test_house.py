@@ -28,7 +28,7 @@ ORDER = {
         *("descent", "standing", "search", "finals", "decision", "replay", "report", "__main__"),
     ),
     "jouled": (
-        *("errors", "config", "board", "workload", "virtual", "ledger", "study", "job"),
+        *("errors", "config", "board", "workload", "virtual", "ledger", "study", "job", "doctor"),
         *("worker", "state", "metrics", "control", "service", "install", "cli", "__main__"),
     ),
 }

@@ -83,6 +83,10 @@ def _run(arguments: argparse.Namespace) -> int:
         from jouled.cli.check import check_config
 
         return check_config(arguments)
+    if verb == "doctor":
+        from jouled.cli.doctor import doctor
+
+        return doctor(arguments)
     if verb in ("install", "uninstall"):
         from jouled.cli import install as service
 

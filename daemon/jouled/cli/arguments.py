@@ -39,7 +39,8 @@ KEYS = {
 
 
 _TYPED = re.compile(
-    r"\bjouled (tune|modes|verify|restore|forget|apply|rollback|virtual reboot|status|retune|cancel|history|pause)\b"
+    r"\bjouled (tune|modes|verify|doctor|restore|forget|apply|rollback|virtual reboot|status|retune|cancel|history|"
+    r"pause)\b"
     r"(?! --(?:virtual|table|socket))"
 )
 
@@ -89,6 +90,19 @@ def _board_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--config", metavar="FILE", type=Path, help="default /etc/jouled/config.toml")
 
 
+def _virtual_options(parser: argparse.ArgumentParser) -> None:
+    virtual = parser.add_argument_group("the virtual board")
+    virtual.add_argument("--virtual-workload", metavar="NAME", help="default yolov8s-640")
+    virtual.add_argument("--virtual-seed", metavar="N", type=_seed, help="another specimen of the board (default 0)")
+    virtual.add_argument(
+        "--fault",
+        metavar="NAME[:ARGS]",
+        action="append",
+        default=[],
+        help="misbehaviour by name, repeatable; `jouled virtual faults` lists them",
+    )
+
+
 def _output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
@@ -103,16 +117,7 @@ def _tune(verbs: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _board_options(parser)
-    virtual = parser.add_argument_group("the virtual board")
-    virtual.add_argument("--virtual-workload", metavar="NAME", help="default yolov8s-640")
-    virtual.add_argument("--virtual-seed", metavar="N", type=_seed, help="another specimen of the board (default 0)")
-    virtual.add_argument(
-        "--fault",
-        metavar="NAME[:ARGS]",
-        action="append",
-        default=[],
-        help="misbehaviour by name, repeatable; `jouled virtual faults` lists them",
-    )
+    _virtual_options(parser)
     target = parser.add_argument_group("the target")
     bound = target.add_mutually_exclusive_group()
     bound.add_argument("--latency-bound-s", metavar="S", type=float, help="seconds, e.g. 0.033")
@@ -195,18 +200,23 @@ def _run(verbs: Any) -> None:
         "--virtual or --table, the worker is its child.",
     )
     _board_options(run)
-    virtual = run.add_argument_group("the virtual board")
-    virtual.add_argument("--virtual-workload", metavar="NAME", help="default yolov8s-640")
-    virtual.add_argument("--virtual-seed", metavar="N", type=_seed, help="another specimen of the board (default 0)")
-    virtual.add_argument(
-        "--fault",
-        metavar="NAME[:ARGS]",
-        action="append",
-        default=[],
-        help="misbehaviour by name, repeatable; `jouled virtual faults` lists them",
-    )
+    _virtual_options(run)
     run.add_argument("--socket", metavar="PATH", type=Path, help="the control socket (default control.sock in DIR)")
     run.add_argument("--metrics-listen", metavar="ADDR:PORT", help="default 127.0.0.1:19761; an empty text: off")
+
+
+def _doctor(verbs: Any) -> None:
+    parser = _plain(verbs, "doctor", "can this board be tuned, and if not, why; with the lines to type")
+    parser.epilog = "Ends with 0 where a job can run, else with what one would end with (jouled --help has the codes)."
+    parser.add_argument(
+        "--report", metavar="FILE", type=Path, help="write what was found, without serial numbers, addresses and names"
+    )
+    parser.add_argument(
+        "--no-probe",
+        action="store_false",
+        dest="probe",
+        help="do not try nvpmodel; else, as root, the board's own mode is applied to itself, which changes nothing",
+    )
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -231,6 +241,7 @@ def make_parser() -> argparse.ArgumentParser:
     which.add_argument("mode", metavar="MODE", nargs="?", help="as `jouled modes` prints it")
     which.add_argument("--held", action="store_true", help="end the state held, after two boards going down in a row")
     _worker(verbs)
+    _doctor(verbs)
     check = verbs.add_parser("check-config", help="check the configuration file and print what is in force")
     check.add_argument("--config", metavar="FILE", type=Path, help="default /etc/jouled/config.toml")
     check.add_argument("--print", action="store_true", dest="show", help="each value and where it came from")

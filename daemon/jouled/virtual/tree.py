@@ -62,6 +62,8 @@ def _make_proc(root: Path, spec: BoardSpec) -> None:
     _put(root, "/proc/device-tree/compatible", "\0".join(spec.compatible) + "\0")
     _put(root, BOOT_ID, str(uuid.uuid4()))
     _put(root, "/proc/cmdline", "root=/dev/mmcblk0p1 rw rootwait")
+    _put(root, "/proc/mounts", "/dev/mmcblk0p1 / ext4 rw,relatime 0 0")
+    _put(root, "/sys/class/rtc/rtc0/hctosys", 1)
     memory = (("MemTotal:      ", spec.mem_total_kib), ("MemAvailable:  ", spec.mem_total_kib - 2_500_000))
     _put(root, "/proc/meminfo", "\n".join(f"{name} {kib} kB" for name, kib in memory))
     (root / "dev").mkdir(exist_ok=True)

@@ -1,0 +1,154 @@
+"""`jouled doctor`: can this board be tuned, and if not, why; on one screen."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from jouled.cli.arguments import here
+from jouled.cli.output import WIDTH
+from jouled.cli.site import open_site
+from jouled.doctor.check import Check, Level
+from jouled.doctor.examine import Diagnosis, examine
+from jouled.doctor.patient import admit
+from jouled.doctor.report import report
+from jouled.errors import ConfigError, StateError
+from jouled.job.site import Site
+
+_SPACE = 20  # columns before a check's text
+_COMMANDS = ("sudo ", "jouled ", "python3 ", "pip ", "df ")
+_SAID = {True: "yes", False: "no", None: "unknown"}
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Look at everything that a job would need; 0 where one can run, else what it would end with."""
+    site, error = _open(arguments)
+    try:
+        simulated = arguments.virtual is not None or arguments.table is not None
+        patient = admit(
+            site,
+            simulation=site.workload if simulated else None,
+            config_error=error,
+            may_probe=arguments.probe,
+        )
+        diagnosis = examine(patient)
+        if arguments.report is not None:
+            _write(arguments.report, report(diagnosis))
+    finally:
+        site.close()
+    if arguments.json:
+        print(json.dumps(as_json(diagnosis), ensure_ascii=False))
+    else:
+        height = shutil.get_terminal_size().lines - 1 if sys.stdout.isatty() else None
+        print("\n".join(screen(diagnosis, height)))
+    if arguments.report is not None:
+        print(f"{arguments.report}: written; look through it before you send it", file=sys.stderr)
+    return diagnosis.exit_code
+
+
+def _open(arguments: argparse.Namespace) -> tuple[Site, ConfigError | None]:
+    """A configuration that is wrong is one of the things that doctor tells; the defaults then stand in for it."""
+    try:
+        return open_site(arguments), None
+    except ConfigError as error:
+        without = {"config": None, "has_no_config": True}
+        return open_site(argparse.Namespace(**{**vars(arguments), **without})), error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StateError(f"--report: {path}: cannot be written: {error.strerror}") from error
+
+
+# --- what is said -------------------------------------------------------------------------------------------
+
+
+def as_json(diagnosis: Diagnosis) -> dict[str, object]:
+    """One object; `can_tune` is null where only root could tell."""
+    board, options = diagnosis.patient.board, diagnosis.patient.site.options
+    return {
+        "schema": 1,
+        "board": None if board is None else board.file.name,
+        "base_mode": None if board is None else board.base_mode.name,
+        "can_tune": diagnosis.can_tune,
+        "why_not": [check.text for check in diagnosis.faults],
+        "checks": [
+            {
+                "name": check.name,
+                "level": check.level.value,
+                "text": check.text,
+                "to_do": [here(line, options) for line in check.to_do],
+            }
+            for check in diagnosis.checks
+        ],
+    }
+
+
+def screen(diagnosis: Diagnosis, height: int | None) -> list[str]:
+    """The lines; where there are more than `height`, checks that are all right share one."""
+    whole = [*_head(diagnosis), "", *_body(diagnosis, folded=False)]
+    if height is None or len(whole) <= height:
+        return whole
+    return [*_head(diagnosis), "", *_body(diagnosis, folded=True)]
+
+
+def _head(diagnosis: Diagnosis) -> Iterator[str]:
+    yield f"board     {diagnosis.title}"
+    yield f"can tune  {_SAID[diagnosis.can_tune]}"
+    yield f"why not   {_why_not(diagnosis)}"
+
+
+def _why_not(diagnosis: Diagnosis) -> str:
+    """On one line: the whole sentence stands below."""
+    faults = diagnosis.faults
+    if not faults:
+        count = sum(check.level is Level.WARNING for check in diagnosis.checks)
+        nothing = "nothing speaks against it" + (f"; {count} warnings" if count > 1 else "; one warning" * count)
+        root = "; the rest is told to root: sudo jouled doctor"
+        return nothing if diagnosis.can_tune else nothing + root
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    room = WIDTH - 10 - len(more)
+    text = faults[0].text
+    return (text if len(text) <= room else f"{text[: room - 2].rstrip()} …") + more
+
+
+def _body(diagnosis: Diagnosis, *, folded: bool) -> Iterator[str]:
+    options = diagnosis.patient.site.options
+    for is_ok, group in groupby(diagnosis.checks, key=lambda check: check.level is Level.OK):
+        checks = list(group)
+        if folded and is_ok:
+            yield from _wrapped("  ok       ", ", ".join(check.name for check in checks), 11)
+        else:
+            for check in checks:
+                yield from _lines(check, options)
+
+
+def _lines(check: Check, options: str) -> Iterator[str]:
+    yield from _wrapped(f"  {check.level.value:8} {check.name:8} ", check.text, _SPACE)
+    yield from _to_do(check.to_do, options)
+
+
+def _wrapped(head: str, text: str, indent: int) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=head,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _to_do(lines: Sequence[str], options: str) -> Iterator[str]:
+    """What is to be typed is never broken."""
+    for line in lines:
+        head, text = f"{'':11}{'to do':9}", here(line, options)
+        yield from [head + text] if text.startswith(_COMMANDS) else _wrapped(head, text, _SPACE)
