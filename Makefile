@@ -2,6 +2,7 @@
 # make lint     ruff and mypy alone                    make format    lets ruff lay the code out
 # make bench    the two benches: recorded joules and decisions         make wheel    builds dist/*.whl
 # make bench-idle   what an idle daemon costs; as root BENCH_ARGS="--seconds 600 --jtop" runs jtop beside it
+# make bench-meter  what reading the rails at 5 Hz costs; as root BENCH_ARGS=--jtop runs jtop beside it
 # PYTHON=python3.12 make test                          another interpreter, in a venv of its own
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ READY := $(VENV)/ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 DEMO := --virtual agx-orin-64gb --state-dir build/demo
 
-.PHONY: demo test lint format bench bench-recorded bench-decisions bench-control bench-idle bench-runner wheel clean setup
+.PHONY: demo test lint format bench bench-recorded bench-decisions bench-control bench-idle bench-meter bench-runner wheel clean setup
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -68,7 +69,10 @@ bench-control: $(READY)
 	$(BIN)/python bench/control.py $(BENCH_ARGS)
 
 bench-idle: $(READY)
-	$(BIN)/python bench/idle.py $(BENCH_ARGS)
+	$(BIN)/python -m bench.idle $(BENCH_ARGS)
+
+bench-meter: $(READY)
+	$(BIN)/python -m bench.meter $(BENCH_ARGS)
 
 bench-runner: $(READY)
 	$(BIN)/python bench/runner_overhead.py $(BENCH_ARGS)

@@ -1,6 +1,6 @@
 """What a daemon costs that has nothing to do: a real one on an idle virtual board, scraped as Prometheus would.
 
-    python bench/idle.py [--seconds 600] [--jtop]
+    python -m bench.idle [--seconds 600] [--jtop]
 
 Prints memory and CPU of the daemon's process alone, beside the limits for a board; asserts nothing. With --jtop (as
 root) the jtop service of jetson-stats, from a venv of its own below build/, serves one client on the same board.
@@ -9,10 +9,8 @@ root) the jtop service of jetson-stats, from a venv of its own below build/, ser
 from __future__ import annotations
 
 import argparse
-import grp
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,106 +19,34 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
+from bench.cost import Cost, cost, lasting
+from bench.jtop_peer import jtop_service, make_venv
+
 from jouled.config import load
-from jouled.virtual.programs import install
 
 ROOT = Path(__file__).resolve().parents[1]
-VENV = ROOT / "build" / "idle-jtop"
 MOST_RESIDENT_MIB = 45.0
 MOST_CPU_RATIO = 0.0015
 SCRAPE_EVERY_S = 15.0
 _START_S = 60.0
 _SETTLE_S = 15.0  # imports and the first look are no idling
-_TICKS_HZ = os.sysconf("SC_CLK_TCK")
 
-# jtop believes in a Jetson where these lie (its own mount namespace; the machine's files stay as they are).
-_NAMESPACE = r"""
-set -e
-mount -t overlay overlay -o "lowerdir=$WORK/etc:/etc" /etc
-mount -t overlay overlay -o "lowerdir=$WORK/bin:/usr/bin" /usr/bin
-mount --bind "$BOARD/sys" /sys
-mount --bind "$BOARD/proc/device-tree" /sys/firmware/devicetree/base
-mount --bind "$WORK/stat" /proc/stat
-mount -t tmpfs tmpfs /run
-export PATH="$BOARD/usr/sbin:$PATH"
-JTOP_SERVICE=True "$PYTHON" "$WORK/jetson.py" service &
-echo $! >"$WORK/service.pid"
-until [ -S /run/jtop.sock ]; do kill -0 $! && sleep 0.2; done
-exec "$PYTHON" "$WORK/jetson.py" client
-"""
-_JETSON = r"""
-import pathlib, platform, sys
-here = pathlib.Path(__file__).parent
-platform.machine = lambda: "aarch64"
-sys.base_prefix = str(here)  # where it keeps its settings
-if sys.argv.pop() == "service":
-    from jtop.__main__ import main
-    sys.argv.append("--force")
-    sys.exit(main())
+_CLIENT = r"""
+import pathlib, sys
 from jtop import jtop
+target = pathlib.Path(sys.argv[1])
 with jtop(interval=1.0) as board:
     updates = 0
     while board.ok():
         updates += 1
         seen = updates, board.nvpmodel, len(board.cpu["cpu"]), sorted(board.power["rail"])
-        (here / "updates.new").write_text(" ".join(map(str, seen)))
-        (here / "updates.new").rename(here / "updates")
+        target.with_suffix(".new").write_text(" ".join(map(str, seen)))
+        target.with_suffix(".new").rename(target)
 """
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Of some processes so far. Pages that they share count for each in `resident_mib`, once in `shared_out_mib`."""
-
-    cpu_s: float
-    children_cpu_s: float
-    resident_mib: float
-    shared_out_mib: float
-
-
-def cost(pids: Sequence[int]) -> Cost:
-    """Now; memory is the highest so far. `children_cpu_s` is that of children which have ended."""
-    ticks = [[int(value) for value in stat_fields(pid)[11:15]] for pid in pids]
-    own, children = sum(sum(each[:2]) for each in ticks), sum(sum(each[2:]) for each in ticks)
-    resident = sum(max(_kib(pid, "status", "VmRSS"), _kib(pid, "status", "VmHWM")) for pid in pids)
-    shared_out = sum(_kib(pid, "smaps_rollup", "Pss") for pid in pids)
-    return Cost(own / _TICKS_HZ, children / _TICKS_HZ, resident / 1024, shared_out / 1024)
-
-
-def stat_fields(pid: int) -> list[str]:
-    """Of /proc/PID/stat, from the state on (proc(5)'s field 3)."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-
-
-def _kib(pid: int, file: str, key: str) -> int:
-    found = re.search(rf"^{key}:\s+(\d+) kB$", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
-    assert found is not None, (pid, file, key)
-    return int(found[1])
-
-
-def family(pid: int) -> list[int]:
-    """The process and all that descend from it."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(FileNotFoundError, ProcessLookupError):
-                parents[int(entry.name)] = int(stat_fields(int(entry.name))[1])
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found
-
-
-def lasting(pid: int) -> list[int]:
-    """The family without those that only come and go."""
-    before = family(pid)
-    time.sleep(3.0)
-    return sorted(set(before) & set(family(pid)))
 
 
 def scrape(port: int) -> str:
@@ -176,54 +102,20 @@ def _wait_until(is_there: Callable[[], bool], child: subprocess.Popen[bytes], wh
         time.sleep(0.2)
 
 
-def make_venv() -> str:
-    """jetson-stats for this bench alone; its version."""
-    if not (VENV / "bin" / "jtop").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True)
-        pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
-        subprocess.run([*pip, "jetson-stats"], check=True)
-    code = "from importlib.metadata import version; print(version('jetson-stats'))"
-    return subprocess.check_output([VENV / "bin" / "python", "-c", code], text=True).strip()
-
-
-def lay_out(work: Path, board: Path) -> None:
-    """What the namespace mounts, in `work`."""
-    install(str(board))
-    (board / "sys/firmware/devicetree/base").mkdir(parents=True)
-    shutil.copytree(board / "etc", work / "etc", symlinks=True)
-    groups = "" if any(each.gr_name == "jtop" for each in grp.getgrall()) else "jtop:x:64999:\n"
-    (work / "etc" / "group").write_text(Path("/etc/group").read_text() + groups)
-    (work / "bin").mkdir()
-    (work / "bin" / "jetson_clocks").write_text(f'#!/bin/sh\nexec "{board}/usr/bin/jetson_clocks" "$@"\n')
-    (work / "bin" / "jetson_clocks").chmod(0o755)
-    cores = len(list((board / "sys/devices/system/cpu").glob("cpu[0-9]*")))
-    rows = ["cpu", *(f"cpu{core}" for core in range(cores))]
-    (work / "stat").write_text("".join(f"{row} 100 0 100 10000 0 0 0 0 0 0\n" for row in rows))
-    (work / "jetson.py").write_text(_JETSON)
-
-
 @contextmanager
 def jtop(folder: Path, board: Path) -> Iterator[tuple[int, Path]]:
     """The service with one client at 1 s; its pid and the file that counts the client's updates."""
-    work = folder / "jtop"
-    work.mkdir()
-    lay_out(work, board)
-    env = {**os.environ, "WORK": str(work), "BOARD": str(board), "PYTHON": str(VENV / "bin" / "python")}
-    argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _NAMESPACE]
-    said = work / "log"
-    with (
-        said.open("w") as log,
-        subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True) as child,
-    ):
-        try:
-            _wait_until((work / "updates").exists, child, "jtop", said)
-            yield int((work / "service.pid").read_text()), work / "updates"
-        finally:
-            os.killpg(child.pid, signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(5)
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+    with jtop_service(folder / "jtop", board) as peer:
+        updates, said = folder / "updates", folder / "client.log"
+        with (
+            said.open("w") as log,
+            subprocess.Popen(peer.client(_CLIENT, str(updates)), stdout=log, stderr=log) as client,
+        ):
+            try:
+                _wait_until(updates.exists, client, "jtop's client", said)
+                yield peer.pid, updates
+            finally:
+                client.kill()
 
 
 # --- the whole ----------------------------------------------------------------------------------------------
