@@ -30,6 +30,7 @@ from jouled.job.measuring import Measurer, MeasuringSettings, Taken, Wanted
 from jouled.job.request import Request
 from jouled.virtual.faults import set_faults
 from jouled.virtual.machine import VirtualMachine
+from jouled.virtual.meters import simulated_meter
 from jouled.virtual.runner import VirtualRunner
 from jouled.workload.runner import Arrival
 from jouletune.latency import Clustering
@@ -230,6 +231,19 @@ def test_where_jtop_is_not_there_either_nvml_comes_last(
     fake_nvml(monkeypatch, "power is not supported")
     with pytest.raises(NotSupportedError, match="not to be read"):
         choose_meter(Processes(), "auto", meters(machine))
+    machine.close()
+
+
+def test_a_simulated_board_is_never_measured_by_this_machines_meters(
+    machine: VirtualMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvml(monkeypatch, FakeMeter())
+    found = meters(machine, jtop=lambda: pytest.fail("it was asked"))
+    for wanted in ("auto", "sysfs", "jtop", "nvml"):
+        chosen = simulated_meter(Processes(), wanted, found)
+        assert chosen.meter.rail == "VDD_GPU_SOC+VDD_CPU_CV+VIN_SYS_5V0"
+        assert chosen.is_fallback == (wanted in ("jtop", "nvml"))
+        assert (f'"{wanted}" is for a real one' in chosen.why) == chosen.is_fallback
     machine.close()
 
 

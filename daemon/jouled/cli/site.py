@@ -150,6 +150,7 @@ def _virtual(arguments: argparse.Namespace) -> Site:
     from jouled.board.grid import board_space
     from jouled.virtual.entry import virtual_plant
     from jouled.virtual.machine import VirtualMachine
+    from jouled.virtual.meters import simulated_meter
     from jouled.virtual.runner import VirtualRunner
 
     config = read_config(arguments, is_real=False)
@@ -180,6 +181,7 @@ def _virtual(arguments: argparse.Namespace) -> Site:
         make_runner=lambda arrival: VirtualRunner(machine, arrival),
         variants=variants_of(entry),
         options=options_of(arguments),
+        choose_meter=simulated_meter,
         reboot=machine.reboot,
         close=close,
     )
@@ -192,6 +194,7 @@ def virtual_name(workload: str, config: Config) -> str:
 
 
 def _recorded(arguments: argparse.Namespace) -> Site:
+    from jouled.virtual.meters import simulated_meter
     from jouled.virtual.recorded import RecordedMachine
 
     if getattr(arguments, "grid", None) is not None:
@@ -211,6 +214,7 @@ def _recorded(arguments: argparse.Namespace) -> Site:
         make_runner=machine.runner,
         options=options_of(arguments),
         total_rails=(machine.rail,),
+        choose_meter=simulated_meter,
         reboot=machine.reboot,
         close=machine.close,
     )
