@@ -81,7 +81,7 @@ class Peer:
 
     @property
     def socket(self) -> Path:
-        return Path(f"/proc/{self.pid}/root/run/jtop.sock")
+        return Path("/proc", str(self.pid), "root", "run", "jtop.sock")
 
     def is_alive(self) -> bool:
         """Does it run and serve?"""

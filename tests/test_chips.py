@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from jouled.board.channels import find_channels
+from jouled.board.identity import find_board_file, read_identity
 from jouled.board.rails import find_meter
 from jouled.errors import NotSupportedError, SensorError, SensorsHiddenError
 from jouled.virtual.faults import set_faults
 from jouled.virtual.machine import VirtualMachine
 from jouled.virtual.runner import VirtualRunner
-from jouled.virtual.specs import Channel, Chip, board_spec
+from jouled.virtual.specs import Channel, Chip, board_names, board_spec
 from jouled.workload.runner import Arrival
 from jouletune.measurement import mean_power_w
 from jouletune.space import Variant
@@ -85,6 +86,30 @@ def test_rails_of_all_kinds_add_up_to_one_total(machine: VirtualMachine) -> None
     drawn_w = machine.energy_j(began_s, machine.clock.monotonic_s()) / 30.0
     assert told_w == pytest.approx(drawn_w, rel=0.01)
     runner.close()
+
+
+@pytest.mark.parametrize("name", board_names())
+def test_each_boards_own_sensors_tell_what_it_draws(tmp_path: Path, name: str) -> None:
+    machine = VirtualMachine(tmp_path / "board", board=name, programs="in_process")
+    file = find_board_file(read_identity(machine.sysfs))
+    assert file is not None
+    meter = find_meter(machine.sysfs, file.total_rails)
+    assert meter.rail == "+".join(machine.spec.total_rails)
+    sampling = meter.sampling(machine.clock, rate_hz=5.0)
+    sampling.start()
+    began_s = machine.clock.monotonic_s()
+    machine.clock.sleep(60.0)
+    trace = sampling.stop()
+    told_w = mean_power_w(trace, float(trace.t_s[0]), float(trace.t_s[-1]))
+    drawn_w = machine.energy_j(began_s, machine.clock.monotonic_s()) / 60.0
+    steps_w = sum(channel.bus_v * channel.current_step_a for channel in of_total(machine))
+    assert told_w == pytest.approx(drawn_w, rel=0.01, abs=steps_w / 2)  # an idle rail may sit between two codes
+    machine.close()
+
+
+def of_total(machine: VirtualMachine) -> list[Channel]:
+    channels = [channel for chip in machine.spec.chips for channel in chip.channels if channel is not None]
+    return [channel for channel in channels if channel.label in machine.spec.total_rails]
 
 
 def test_a_channel_that_is_not_connected_is_no_rail(machine: VirtualMachine) -> None:
