@@ -14,6 +14,7 @@ from tests.standin_python import interpreter, plan
 from jouled.board.board import discover
 from jouled.board.grid import board_space
 from jouled.board.knobs import STATUS_PATH, read_knobs
+from jouled.board.lock import hold_board
 from jouled.board.pending import pending_path
 from jouled.board.process import Processes
 from jouled.board.snapshot import boot_id, snapshot_path
@@ -25,10 +26,13 @@ from jouled.doctor.check import Check, Level
 from jouled.doctor.examine import Diagnosis, examine
 from jouled.doctor.patient import admit
 from jouled.doctor.report import report, scrub
+from jouled.job.cancel import Cancellation
+from jouled.job.job import run_job
 from jouled.job.site import Site
 from jouled.virtual.faults import FOLDER, set_faults
 from jouled.virtual.machine import VirtualMachine
 from jouled.virtual.runner import VirtualRunner
+from jouled.workload.runner import Arrival
 
 AGX = "agx-orin-64gb"
 HOMES = "/home"
@@ -390,6 +394,38 @@ def test_a_wrong_configuration_is_one_of_the_faults(tmp_path: Path, capsys: pyte
     assert wrong["name"] == "config"
     assert "budgte" in wrong["text"]
     assert body["board"] == AGX
+
+
+def test_a_long_name_of_board_and_mode_stays_on_one_line(tmp_path: Path) -> None:
+    lines = screen(Clinic(tmp_path, "orin-nano-8gb-super").examine(may_probe=False), 23)
+    assert lines[0] == "board     orin-nano-8gb-super (p3767-0005), L4T 36.4.3, in MAXN_SUPER"
+    assert len(lines) <= 23
+    assert max(map(len, lines)) <= WIDTH + 1
+
+
+def test_what_is_only_assumed_of_a_board_is_said(tmp_path: Path) -> None:
+    found = Clinic(tmp_path, "orin-nano-4gb").check("board", may_probe=False)
+    assert found.text == "assumed cpu, gpu; inferred emc, zones, paths; unmeasured"
+
+
+def test_what_nvpmodel_said_within_the_workers_unit_is_remembered(clinic: Clinic) -> None:
+    set_faults(str(clinic.machine.root), chroot=True)
+    config = load(None, {"target.latency_bound_ratio": 1.2, "job.budget": 2, "grid.size": 2})
+    site = clinic.site(config)
+    run_job(site.host, site.request(Arrival()), site.make_runner(Arrival()), cancellation=Cancellation())
+    set_faults(str(clinic.machine.root))
+    found = clinic.check("unit", may_probe=False)
+    assert found.level is Level.WARNING
+    assert "nvpmodel believed itself in a chroot" in found.text
+
+
+def test_while_a_job_runs_nothing_is_started_beside_it(clinic: Clinic) -> None:
+    with hold_board(clinic.machine.host(clinic.folder), verb="tune"):
+        found = {check.name: check for check in clinic.examine().checks}
+        (runner,) = runner_checks(clinic, "schema = 1\n")
+    assert found["state"].level is Level.WARNING
+    assert f"pid {os.getpid()} (jouled tune) holds the board" in found["state"].text
+    assert found["method"].level is runner.level is Level.UNKNOWN
 
 
 # --- what runs workloads ------------------------------------------------------------------------------------

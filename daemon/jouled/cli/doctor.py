@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -93,11 +93,22 @@ def as_json(diagnosis: Diagnosis) -> dict[str, object]:
 
 
 def screen(diagnosis: Diagnosis, height: int | None) -> list[str]:
-    """The lines; where there are more than `height`, checks that are all right share one."""
-    whole = [*_head(diagnosis), "", *_body(diagnosis, folded=False)]
-    if height is None or len(whole) <= height:
-        return whole
-    return [*_head(diagnosis), "", *_body(diagnosis, folded=True)]
+    """The lines. Where there are more than `height`, what is all right is cut to a line, then shares one."""
+    head = [*_head(diagnosis), ""]
+    options = diagnosis.patient.site.options
+    groups = [list(group) for _, group in groupby(diagnosis.checks, key=lambda check: check.level is Level.OK)]
+    shown = [[line for check in group for line in _lines(check, options)] for group in groups]
+    right = [number for number, group in enumerate(groups) if group[0].level is Level.OK]
+    smaller: list[Callable[[int], list[str]]] = [
+        lambda number: [_cut(_lines(check, options)) for check in groups[number]],
+        lambda number: _wrapped("  ok       ", ", ".join(check.name for check in groups[number]), 11),
+    ]
+    for make in smaller:
+        for number in sorted(right, key=lambda number: -len(shown[number])):
+            if height is None or len(head) + sum(map(len, shown)) <= height:
+                break
+            shown[number] = make(number)
+    return head + [line for lines in shown for line in lines]
 
 
 def _head(diagnosis: Diagnosis) -> Iterator[str]:
@@ -120,20 +131,13 @@ def _why_not(diagnosis: Diagnosis) -> str:
     return (text if len(text) <= room else f"{text[: room - 2].rstrip()} …") + more
 
 
-def _body(diagnosis: Diagnosis, *, folded: bool) -> Iterator[str]:
-    options = diagnosis.patient.site.options
-    for is_ok, group in groupby(diagnosis.checks, key=lambda check: check.level is Level.OK):
-        checks = list(group)
-        if folded and is_ok:
-            yield from _wrapped("  ok       ", ", ".join(check.name for check in checks), 11)
-        else:
-            for check in checks:
-                yield from _lines(check, options)
+def _cut(lines: Sequence[str]) -> str:
+    return lines[0] if len(lines) == 1 else f"{lines[0]} …"
 
 
-def _lines(check: Check, options: str) -> Iterator[str]:
-    yield from _wrapped(f"  {check.level.value:8} {check.name:8} ", check.text, _SPACE)
-    yield from _to_do(check.to_do, options)
+def _lines(check: Check, options: str) -> list[str]:
+    told = _wrapped(f"  {check.level.value:8} {check.name:8} ", check.text, _SPACE)
+    return [*told, *_to_do(check.to_do, options)]
 
 
 def _wrapped(head: str, text: str, indent: int) -> list[str]:

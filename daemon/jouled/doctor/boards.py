@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from jouled.board.basemode import base_mode_of
 from jouled.board.board import Board
+from jouled.board.identity import LEVELS
 from jouled.board.knobs import Kind, read_knobs
 from jouled.board.nvpmodel import CONF_PATH
 from jouled.board.support import OBSERVE
@@ -48,16 +49,16 @@ def facts(patient: Patient) -> Check:
     others = [text for text in board.warnings if not any(word in text for word in _SAID_ELSEWHERE)]
     if others:
         return warning("board", "; ".join(others))
-    return ok("board", f"{_known(board)}; never run on one yet")
+    return ok("board", f"{_known(board)}; unmeasured")
 
 
 def _known(board: Board) -> str:
     """How well the facts of its file are known; tables are read from the board whatever stands there."""
     levels: dict[str, list[str]] = {}
     for topic, level in board.file.confidence.items():
-        levels.setdefault(level, []).append(topic.replace("_", " "))
-    rest = "; ".join(f"{level}: {', '.join(topics)}" for level, topics in levels.items() if level != "seen")
-    return f"facts seen, but {rest}" if rest else "all facts seen"
+        levels.setdefault(level, []).append(topic.removesuffix("_table").removeprefix("thermal_"))
+    rest = [f"{level} {', '.join(levels[level])}" for level in LEVELS[:0:-1] if level in levels]
+    return "; ".join(rest) or "all facts of it seen"
 
 
 def conf(patient: Patient) -> Check:

@@ -28,6 +28,7 @@ _MACHINE: tuple[tuple[str, Callable[[Patient], Check]], ...] = (
     ("clock", system.clock),
     ("config", system.config),
 )
+_TITLE = 69  # of a line of 79
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,9 @@ class Diagnosis:
         patient = self.patient
         if patient.board is not None:
             found = patient.board.identity
-            l4t, parts = found.l4t or "not told", f"{found.module} on {found.carrier}"
-            return f"{patient.board.file.name} ({parts}), L4T {l4t}, in {patient.board.base_mode.name}"
+            name, l4t, mode = patient.board.file.name, found.l4t or "not told", patient.board.base_mode.name
+            whole = f"{name} ({found.module} on {found.carrier}), L4T {l4t}, in {mode}"
+            return whole if len(whole) <= _TITLE else f"{name} ({found.module}), L4T {l4t}, in {mode}"
         if patient.identity is not None:
             found = patient.identity
             return f"{found.model} ({found.module} on {found.carrier}), L4T {found.l4t or 'not told'}"

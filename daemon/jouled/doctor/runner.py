@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jouled.board.lock import read_holder
 from jouled.board.process import Processes
 from jouled.config.tables import WorkloadEntry
 from jouled.doctor.check import Check, Level, ok, unknown, warning
@@ -31,6 +32,10 @@ def workloads(patient: Patient) -> Iterator[Check]:
     """One check for each workload of the configuration; where there is none, of the interpreter that one would have."""
     if patient.simulation is not None:
         yield ok("runner", f"simulated: {patient.simulation}")
+        return
+    holder = read_holder(patient.site.host)
+    if holder is not None:  # a runner beside it would be a stranger on the job's GPU
+        yield unknown("runner", f"not tried while pid {holder[0]} (jouled {holder[1]}) holds the board")
         return
     if not patient.config.workloads:
         yield _without_workload(patient)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from jouled.doctor.check import Check, ok, unknown, warning
 from jouled.doctor.others import is_enabled
 from jouled.doctor.patient import Patient
-from jouled.errors import SysfsError
+from jouled.errors import JouledError, SysfsError
+from jouled.ledger import Ledger
 
+_CHROOT = "chroot"  # the reason's code
 UNIT = "jouled-worker.service"
 # Options of systemd.exec that give a unit a mount namespace or another root.
 NAMESPACES = (
@@ -25,9 +29,16 @@ _PLACES = ("/etc/systemd/system", "/usr/lib/systemd/system", "/usr/local/lib/sys
 
 def unit(patient: Patient) -> Check:
     """The unit's and its drop-ins' options, and whether this process itself stands in another root than pid 1."""
+    if patient.simulation is None and any(_is_elsewhere(pid) for pid in _pids(patient)):
+        text = "the worker that runs has a mount namespace of its own: nvpmodel takes that for a chroot"
+        return warning("unit", text, "systemctl cat jouled-worker   # which of its options is it?")
     if patient.simulation is None and _is_in_chroot():
         text = "this shell is in a chroot or container: nvpmodel changes nothing in here and exits 0"
         return warning("unit", text, "run jouled on the host itself")
+    job = _fooled_job(patient)
+    if job is not None:
+        text = f"in job {job} nvpmodel believed itself in a chroot; jouled wrote the caps itself"
+        return warning("unit", text, "systemctl cat jouled-worker   # which of its options is a mount namespace?")
     files = [path for place in _PLACES for path in _files(patient, place)]
     if not files:
         return ok("unit", "not installed as a service (sudo jouled install)")
@@ -47,6 +58,30 @@ def unit(patient: Patient) -> Check:
 def _files(patient: Patient, place: str) -> list[str]:
     sysfs = patient.sysfs
     return [*sysfs.glob(f"{place}/{UNIT}"), *sysfs.glob(f"{place}/{UNIT}.d/*.conf")]
+
+
+def _fooled_job(patient: Patient) -> str | None:
+    """The last job, if nvpmodel said so in it: what it does within the worker's unit no shell can show."""
+    try:
+        events = Ledger(patient.site.host.state_dir).read().events
+    except JouledError:
+        return None
+    last: Mapping[str, Any] = next((event for event in reversed(events) if event.get("event") == "finished"), {})
+    warnings = last.get("result", {}).get("warnings", [])
+    return str(last.get("job")) if any(f"cannot be used: {_CHROOT}" in text for text in warnings) else None
+
+
+def _pids(patient: Patient) -> list[str]:
+    """Of the worker, where systemd runs it now."""
+    return patient.text(f"/sys/fs/cgroup/system.slice/{UNIT}/cgroup.procs").split()
+
+
+def _is_elsewhere(pid: str) -> bool:
+    """Has it another mount namespace than pid 1? Only root may look; else no."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/1/ns/mnt")
+    except OSError:
+        return False
 
 
 def _is_in_chroot() -> bool:
