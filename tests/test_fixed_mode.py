@@ -153,7 +153,7 @@ class FakeRunner:
         if variant in self.refuses:
             raise self.refuses[variant]
         self._variant = variant
-        return Loaded("key", "made up", "image", (("tensorrt", "10.3.0"),))
+        return Loaded("made up", "image", (("tensorrt", "10.3.0"),))
 
     def begin(self) -> None:
         assert self._variant is not None

@@ -15,7 +15,7 @@ from tests.standin_python import DYNAMIC, STATIC, interpreter, onnx, plan
 
 from jouled.board.clock import SystemClock
 from jouled.board.host import Host
-from jouled.board.process import Processes
+from jouled.board.process import BOARD_PATH, Processes
 from jouled.board.sysfs import Sysfs
 from jouled.cli.arguments import make_parser
 from jouled.cli.machine import machine_host, machine_site
@@ -300,6 +300,17 @@ def test_another_user_gets_to_the_plans_whatever_the_umask(bench: Bench) -> None
     finally:
         os.umask(before)
     assert (kept.parent.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o755, 0o644)
+
+
+def test_trtexec_counts_gpus_as_nvml_does(bench: Bench) -> None:
+    program, told = bench.folder / "trtexec", bench.folder / "told"
+    program.write_text(f'#!/bin/sh\nprintf %s "$CUDA_DEVICE_ORDER" >{told}\nexit 1\n')
+    program.chmod(0o755)
+    bench.host = replace(bench.host, processes=Processes(path=f"{bench.folder}:{BOARD_PATH}"))
+    made = bench.workload(engine(bench) + '\nkind = "trtexec"')
+    with pytest.raises(WorkloadError):
+        made.runner().load(Variant(made.entry.engine[0]))
+    assert told.read_text() == "PCI_BUS_ID"
 
 
 # --- whom it runs as, what it holds for ----------------------------------------------------------------------

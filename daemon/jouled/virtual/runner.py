@@ -55,8 +55,7 @@ class VirtualRunner:
         self._machine.check_alive()
         self._variant = variant
         plant = self._machine.plant
-        key = f"virtual:{plant.workload}:{variant.engine or '-'}:{variant.batch}:{variant.instances}"
-        return Loaded(key, f"virtual workload {plant.workload}", plant.inference_name)
+        return Loaded(f"virtual workload {plant.workload}", plant.inference_name)
 
     def begin(self) -> None:
         """Start the load. Raises WorkloadError before `load`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shutil
@@ -24,20 +23,6 @@ from jouletune.space import Variant
 log = logging.getLogger(__name__)
 
 _LIMITS = Limits(silence_s=30.0)
-_MOST_HASHED_BYTES = 256 * 1024 * 1024
-
-
-def content_hash(argv: Sequence[str]) -> str:
-    """Of the arguments, and of the files that they name: another program is another workload."""
-    digest = hashlib.sha256()
-    for argument in argv:
-        digest.update(argument.encode() + b"\0")
-        path = Path(argument)
-        if path.is_absolute() and path.is_file() and path.stat().st_size <= _MOST_HASHED_BYTES:
-            with path.open("rb") as file:
-                for piece in iter(lambda file=file: file.read(1 << 20), b""):  # type: ignore[misc]
-                    digest.update(piece)
-    return digest.hexdigest()
 
 
 class CommandRunner:
@@ -92,8 +77,7 @@ class CommandRunner:
                 child.ask_for_first()
             for child in children:
                 child.wait_for_first(self.beat)
-        key = f"command:{content_hash(self._argv)}:b{variant.batch}:i{variant.instances}"
-        self._loaded = (variant, Loaded(key, " ".join(self._argv), self._inference_name))
+        self._loaded = (variant, Loaded(" ".join(self._argv), self._inference_name))
         return self._loaded[1]
 
     def begin(self) -> None:
@@ -146,13 +130,16 @@ class CommandRunner:
         return child
 
     def _inbox(self, number: int) -> tuple[Path, socket.socket]:
-        """A socket for datagrams that the program's user alone may write to."""
+        """A socket for datagrams that the program's user alone may write to.
+
+        The folder is ours: whoever could write to it could put a link in the socket's place before its owner is set.
+        """
         uid = uid_of(self._user)
         inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="jouled-"))
-                os.chown(self._folder, uid, -1)
+                self._folder.chmod(0o711)
             path = self._folder / f"{number}.sock"
             inbox.bind(str(path))
             path.chmod(0o600)

@@ -96,6 +96,7 @@ class ConfiguredWorkload:
             make_spec=self.spec_of,
             user=self.user,
             inference_name=self.entry.inference_name,
+            environment=_ENVIRONMENT,
             stretch_s=job.settle_max_s + 15.0 + job.pilot_s + job.window_max_s,
         )
 

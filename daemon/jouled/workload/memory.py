@@ -71,7 +71,7 @@ class MemoryNeed:
         """For a sentence."""
         each = (
             f"plan {_size(self.weights_bytes)}, working memory {_size(self.context_bytes)}, "
-            f"tensors {_size(self.io_bytes)} and as many page-locked"
+            f"tensors {_size(self.io_bytes)} and {_size(self.pinned_bytes)} page-locked"
         )
         return f"{self.instances} instance{'s' if self.instances > 1 else ''} of {each}"
 

@@ -147,7 +147,7 @@ class ProcessRunner:
         self._instances = Instances(batch=variant.batch, lead_s=_LEAD_S)
         with self._instances.ended_on_error():
             self.ready = self._load_all(variant, spec)
-        self._loaded = (variant, self._describe(self.ready[0], variant))
+        self._loaded = (variant, self._describe(self.ready[0]))
         return self._loaded[1]
 
     def begin(self) -> None:
@@ -197,13 +197,10 @@ class ProcessRunner:
             self._inspected[key] = numbers
         return self._inspected[key]
 
-    def _describe(self, ready: Mapping[str, Any], variant: Variant) -> Loaded:
-        sha256 = ready.get("engine_sha256") or "-"
-        key = f"{self._workload}:{sha256}:b{variant.batch}:i{variant.instances}"
+    def _describe(self, ready: Mapping[str, Any]) -> Loaded:
         versions = ready.get("versions")
         told = versions.items() if isinstance(versions, dict) else ()
         return Loaded(
-            key,
             str(ready.get("description") or self._workload),
             self._inference_name,
             tuple((str(name), str(version)) for name, version in told if version is not None),

@@ -46,7 +46,6 @@ class Arrival:
 class Loaded:
     """What a runner says of what it loaded."""
 
-    key: str
     description: str
     inference_name: str
     versions: tuple[tuple[str, str], ...] = ()

@@ -10,7 +10,6 @@ line's coming and the last request's end before "Timing trace has".
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from jouled.board.process import Processes, uid_of
-from jouled.errors import ConfigError, ToolAbsentError, WorkloadDiedError, WorkloadError
+from jouled.errors import ConfigError, ToolAbsentError, WorkloadDiedError
 from jouled.workload.child import Limits
 from jouled.workload.frames import Times
 from jouled.workload.instances import Instances
@@ -51,7 +50,8 @@ _VERSION = re.compile(r"TensorRT v(\d+)")
 class TrtexecRunner:
     """Runs a plan by trtexec, once for each instance. `beat` is called each second of a wait, and may raise.
 
-    `make_spec` as for ProcessRunner; of what it says engine, batch, shapes, sync and cuda_graph are used.
+    `make_spec`, `user` and `environment` as for ProcessRunner; of a spec engine, batch, shapes, sync and cuda_graph are
+    used.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class TrtexecRunner:
         program: str | None = None,
         user: str | None = None,
         inference_name: str = "inference",
+        environment: Mapping[str, str] | None = None,
         stretch_s: float = 105.0,
         limits: Limits | None = None,
         beat: Callable[[], None] = lambda: None,
@@ -79,6 +80,7 @@ class TrtexecRunner:
         self._program = program
         self._user = user
         self._inference_name = inference_name
+        self._environment = dict(environment or {})
         self._stretch_s = min(stretch_s, _LONGEST_S)
         self._limits = limits or Limits()
         self._instances = Instances(batch=1)
@@ -102,10 +104,8 @@ class TrtexecRunner:
         os.chown(self._folder, uid_of(self._user), -1)
         said = self._try(variant)
         version = _VERSION.search(said)
-        sha256 = _hash_of(Path(str(self._spec.get("engine"))))
-        key = f"trtexec:{sha256}:b{variant.batch}:i{variant.instances}"
         versions = () if version is None else (("tensorrt", _dotted(version[1])),)
-        self._loaded = (variant, Loaded(key, f"trtexec {self._spec.get('engine')}", self._inference_name, versions))
+        self._loaded = (variant, Loaded(f"trtexec {self._spec.get('engine')}", self._inference_name, versions))
         return self._loaded[1]
 
     def begin(self) -> None:
@@ -167,7 +167,7 @@ class TrtexecRunner:
         exported = self._folder / f"{number}.json"
         exported.unlink(missing_ok=True)
         argv = (*FIRST_TO_GO, "stdbuf", "-oL", self._find(), *self._options(stretch_s), f"--exportTimes={exported}")
-        spawned = self._processes.spawn(argv, user=self._user)
+        spawned = self._processes.spawn(argv, user=self._user, environment=self._environment)
         child = StretchChild(
             spawned,
             name="trtexec",
@@ -212,17 +212,6 @@ class TrtexecRunner:
 def _sized(shape: list[int], batch: int) -> str:
     first, *others = shape
     return "x".join(map(str, (batch if first in (1, -1) else first, *others)))
-
-
-def _hash_of(engine: Path) -> str:
-    try:
-        with engine.open("rb") as file:
-            digest = hashlib.sha256()
-            while piece := file.read(1 << 20):
-                digest.update(piece)
-    except OSError as error:
-        raise WorkloadError(f"{engine}: cannot be read: {error.strerror}", code="plan_unreadable") from error
-    return digest.hexdigest()
 
 
 def _dotted(number: str) -> str:
