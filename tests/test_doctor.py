@@ -31,6 +31,7 @@ from jouled.job.job import run_job
 from jouled.job.site import Site
 from jouled.virtual.faults import FOLDER, set_faults
 from jouled.virtual.machine import VirtualMachine
+from jouled.virtual.named import inject
 from jouled.virtual.runner import VirtualRunner
 from jouled.workload.runner import Arrival
 
@@ -106,7 +107,7 @@ def test_a_healthy_board_fits_a_small_terminal_with_a_line_for_each_check(clinic
     lines = screen(diagnosis, 23)
     assert len(lines) <= 23
     assert max(map(len, lines)) <= WIDTH
-    assert len(lines) == 4 + len(diagnosis.checks)
+    assert len(lines) == 3 + len(diagnosis.checks)
 
 
 def test_where_there_is_more_to_say_what_is_all_right_shares_a_line(clinic: Clinic) -> None:
@@ -116,7 +117,8 @@ def test_where_there_is_more_to_say_what_is_all_right_shares_a_line(clinic: Clin
     diagnosis = clinic.examine()
     whole, folded = screen(diagnosis, None), screen(diagnosis, 23)
     assert len(whole) > 23 >= len(folded)
-    assert "  ok       board, conf, mask, clocks, knobs, state, method, rails, sensor, heat" in folded
+    assert folded[3].startswith("  ok       board    ")
+    assert any(line.endswith("sensor, gpu, heat") for line in folded)
     assert [line for line in whole if "warning" in line] == [line for line in folded if "warning" in line]
     assert "           to do    sudo systemctl disable --now tuned" in folded
 
@@ -128,7 +130,7 @@ def test_json_is_one_object_with_every_check(tmp_path: Path, capsys: pytest.Capt
     assert (body["board"], body["base_mode"], body["can_tune"], body["why_not"]) == (AGX, "MAXN", True, [])
     names = [check["name"] for check in body["checks"]]
     assert names == [
-        *("board", "conf", "mask", "clocks", "knobs", "state", "method", "rails", "sensor", "heat", "others"),
+        *("board", "conf", "mask", "clocks", "knobs", "state", "method", "rails", "sensor", "gpu", "heat", "others"),
         *("boot", "cores", "root", "disk", "clock", "config", "runner", "unit"),
     ]
     assert all(check.keys() == {"name", "level", "text", "to_do"} for check in body["checks"])
@@ -209,6 +211,39 @@ def test_why_nvpmodel_cannot_be_used_is_said_and_is_no_fault(
     assert words in found.text
     set_faults(str(clinic.machine.root))
     assert clinic.knobs() == before
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "level", "words"),
+    [
+        ("nvpmodel-busy", "method", Level.WARNING, "apply_failed"),
+        ("sysfs-read-only", "method", Level.FAULT, "neither nvpmodel nor jouled can set the clocks"),
+        ("gpu-absent", "knobs", Level.WARNING, "the GPU clock stays fixed"),
+        ("mask-differs", "mask", Level.WARNING, "wants mask 0, the board has 128"),
+        ("jetson-clocks-on", "knobs", Level.WARNING, "locked at their caps"),
+        ("conf-unknown-param", "board", Level.FAULT, "GPU_TYPO"),
+        ("conf-of-other-board", "board", Level.FAULT, "this board has 12 cores"),
+        ("conf-off-table", "method", Level.UNKNOWN, "not tried: the board is not as MAXN sets it"),
+        ("status-lost", "conf", Level.WARNING, "recorded no mode yet"),
+        ("rail-renamed", "rails", Level.FAULT, "no VDD_GPU_SOC; rails here:"),
+        ("sensor-zero", "rails", Level.FAULT, "reads 0 W"),
+        ("thermal-unreadable", "heat", Level.WARNING, "no temperature can be read"),
+        ("over-current-always", "heat", Level.OK, "over-current events since boot: oc3"),
+        ("gpu-busy", "gpu", Level.WARNING, "a job begins only when it is free"),
+    ],
+)
+def test_faults_by_name_are_named_by_doctor(clinic: Clinic, fault: str, name: str, level: Level, words: str) -> None:
+    inject(clinic.machine.root, clinic.folder, [fault])
+    clinic.machine.clock.sleep(200.0)
+    found = clinic.check(name)
+    assert found.level is level
+    assert words in found.text
+
+
+@pytest.mark.parametrize("fault", ["nvpmodel-noise", "nvpmodel-slow", "gpu-no-of-node", "rail-disabled", "conf-id-gap"])
+def test_faults_that_jouled_copes_with_are_not_worth_a_word(clinic: Clinic, fault: str) -> None:
+    inject(clinic.machine.root, clinic.folder, [fault])
+    assert {check.level for check in clinic.examine().checks} == {Level.OK}
 
 
 def test_another_modules_conf_is_named_with_the_right_one(clinic: Clinic) -> None:

@@ -207,6 +207,7 @@ def _run(verbs: Any) -> None:
 
 def _doctor(verbs: Any) -> None:
     parser = _plain(verbs, "doctor", "can this board be tuned, and if not, why; with the lines to type")
+    _virtual_options(parser)
     parser.epilog = "Ends with 0 where a job can run, else with what one would end with (jouled --help has the codes)."
     parser.add_argument(
         "--report", metavar="FILE", type=Path, help="write what was found, without serial numbers, addresses and names"

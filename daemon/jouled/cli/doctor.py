@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -30,13 +30,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     """Look at everything that a job would need; 0 where one can run, else what it would end with."""
     site, error = _open(arguments)
     try:
-        simulated = arguments.virtual is not None or arguments.table is not None
-        patient = admit(
-            site,
-            simulation=site.workload if simulated else None,
-            config_error=error,
-            may_probe=arguments.probe,
-        )
+        patient = admit(site, simulation=_simulation(arguments, site), config_error=error, may_probe=arguments.probe)
         diagnosis = examine(patient)
         if arguments.report is not None:
             _write(arguments.report, report(diagnosis))
@@ -59,6 +53,17 @@ def _open(arguments: argparse.Namespace) -> tuple[Site, ConfigError | None]:
     except ConfigError as error:
         without = {"config": None, "has_no_config": True}
         return open_site(argparse.Namespace(**{**vars(arguments), **without})), error
+
+
+def _simulation(arguments: argparse.Namespace, site: Site) -> str | None:
+    """What runs instead of a workload, and what of the board itself is made up; None on a real machine."""
+    if arguments.virtual is None:
+        return None if arguments.table is None else site.workload
+    from jouled.virtual.specs import board_spec
+
+    assumed = board_spec(arguments.virtual).assumed
+    plain = site.workload.removeprefix("virtual:")
+    return f"{plain}; assumed: {', '.join(assumed)}" if assumed else plain
 
 
 def _write(path: Path, text: str) -> None:
@@ -93,22 +98,42 @@ def as_json(diagnosis: Diagnosis) -> dict[str, object]:
 
 
 def screen(diagnosis: Diagnosis, height: int | None) -> list[str]:
-    """The lines. Where there are more than `height`, what is all right is cut to a line, then shares one."""
-    head = [*_head(diagnosis), ""]
+    """The lines. Where there are more than `height`, what is all right is cut to a line, then shares some."""
+    head = list(_head(diagnosis))
     options = diagnosis.patient.site.options
     groups = [list(group) for _, group in groupby(diagnosis.checks, key=lambda check: check.level is Level.OK)]
     shown = [[line for check in group for line in _lines(check, options)] for group in groups]
     right = [number for number, group in enumerate(groups) if group[0].level is Level.OK]
-    smaller: list[Callable[[int], list[str]]] = [
-        lambda number: [_cut(_lines(check, options)) for check in groups[number]],
-        lambda number: _wrapped("  ok       ", ", ".join(check.name for check in groups[number]), 11),
-    ]
-    for make in smaller:
+    for shrink in (_cut, _shared):
         for number in sorted(right, key=lambda number: -len(shown[number])):
-            if height is None or len(head) + sum(map(len, shown)) <= height:
-                break
-            shown[number] = make(number)
-    return head + [line for lines in shown for line in lines]
+            over = 0 if height is None else len(head) + sum(map(_rows, shown)) - height
+            if over > 0:
+                shown[number] = shrink(groups[number], over)
+    lines = [line for lines in shown for line in lines]
+    has_room = height is None or len(head) + _rows(lines) < height
+    return [*head, *([""] if has_room else []), *lines]
+
+
+def _rows(lines: Sequence[str]) -> int:
+    """Of a terminal of 80 columns: a line to be typed may take two."""
+    return sum(1 + (len(line) - 1) // (WIDTH + 1) for line in lines)
+
+
+def _cut(checks: Sequence[Check], over: int) -> list[str]:
+    """A line each."""
+    told = [_lines(check, "") for check in checks]
+    return [lines[0] if len(lines) == 1 else f"{lines[0][: WIDTH - 2].rstrip()} …" for lines in told]
+
+
+def _shared(checks: Sequence[Check], over: int) -> list[str]:
+    """The last of them share as few lines as save `over`; all do where that is not enough."""
+    lines = own = _cut(checks, over)
+    for kept in range(len(checks) - 2, -1, -1):
+        names = ", ".join(check.name for check in checks[kept:])
+        lines = own[:kept] + _wrapped("  ok       ", names, 11)
+        if len(own) - len(lines) >= over:
+            break
+    return lines
 
 
 def _head(diagnosis: Diagnosis) -> Iterator[str]:
@@ -129,10 +154,6 @@ def _why_not(diagnosis: Diagnosis) -> str:
     room = WIDTH - 10 - len(more)
     text = faults[0].text
     return (text if len(text) <= room else f"{text[: room - 2].rstrip()} …") + more
-
-
-def _cut(lines: Sequence[str]) -> str:
-    return lines[0] if len(lines) == 1 else f"{lines[0]} …"
 
 
 def _lines(check: Check, options: str) -> list[str]:

@@ -6,7 +6,7 @@ import uuid
 
 from jouled.board.apply import Actuator, ClocksPolicy, Method, probe_method
 from jouled.board.board import Board, fingerprint
-from jouled.board.knobs import Knobs, read_knobs
+from jouled.board.knobs import Kind, Knobs, read_knobs
 from jouled.board.lock import hold_board, read_holder
 from jouled.board.modename import mode_name
 from jouled.board.nvpmodel import query
@@ -17,9 +17,10 @@ from jouled.board.switches import check_switches
 from jouled.board.winner import read_winner, winner_in_force
 from jouled.doctor.check import Check, fault_of, ok, unknown, warning
 from jouled.doctor.patient import Patient
-from jouled.errors import BoardError, BusyError, NotPermittedError
+from jouled.errors import BoardError, BusyError, NotPermittedError, SysfsError
 
 _VERB = "doctor"
+_REASON = 160
 
 
 def state(patient: Patient) -> Check:
@@ -65,7 +66,8 @@ def method(patient: Patient) -> Check:
     chosen, reason = _tried(patient, board)
     if chosen is Method.NVPMODEL:
         return ok("method", f"nvpmodel obeys (tried: {board.base_mode.name} on itself)")
-    return warning("method", f"jouled's own writes, since nvpmodel cannot be used: {reason}")
+    told = reason if len(reason) <= _REASON else f"{reason[:_REASON]} …"  # it may quote all that nvpmodel said
+    return warning("method", f"jouled's own writes, since nvpmodel cannot be used: {told}")
 
 
 def _why_not(patient: Patient, board: Board) -> str:
@@ -100,12 +102,27 @@ def _tried(patient: Patient, board: Board) -> tuple[Method, str]:
             processes = host.processes
             processes.mark, processes.on_start = mark, ChildLog(host.state_dir)
             try:
-                return probe_method(host, board, found, patient.config.board.method)
+                chosen = probe_method(host, board, found, patient.config.board.method)
+                if chosen[0] is Method.SYSFS:
+                    _write_anew(patient, found)
+                return chosen
             finally:
                 processes.on_start = None
                 restore_held(host)
     except BusyError as error:
         raise BusyError(f"not tried: {error}", hint=error.hint) from error
+
+
+def _write_anew(patient: Patient, found: Knobs) -> None:
+    """Each cap is written as it stands. Raises BoardError where the kernel refuses our own writes, too."""
+    for path, value in found.of(Kind.CPU_LIMIT, Kind.GPU_LIMIT, Kind.EMC_CAP).items():
+        if path.endswith("min_freq"):
+            continue
+        try:
+            patient.sysfs.write(path, value, why="doctor: can it be written?")
+        except SysfsError as error:
+            hint = "run jouled on the host itself; in a container /sys is read-only"
+            raise BoardError(f"neither nvpmodel nor jouled can set the clocks: {error}", hint=hint) from error
 
 
 def _note(patient: Patient, board: Board, found: Knobs, mark: str) -> None:

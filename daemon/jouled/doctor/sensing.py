@@ -7,8 +7,9 @@ import numpy as np
 from jouled.board.thermal import read_thermal
 from jouled.doctor.check import Check, ok, warning
 from jouled.doctor.patient import Patient
-from jouled.errors import SensorError
-from jouled.job.ground import Opened, open_meter
+from jouled.errors import BusyError, SensorError
+from jouled.job.cancel import Cancellation
+from jouled.job.ground import Opened, check_gpu_is_free, open_meter
 from jouled.workload.runner import Arrival
 from jouletune.trace import PowerTrace, total_power_w
 
@@ -20,14 +21,27 @@ _FAN_CONF = "/etc/nvfancontrol.conf"
 _FAN_KEY = "FAN_DEFAULT_PROFILE"
 
 
-def meter(patient: Patient) -> tuple[Check, Check]:
-    """The total rail with what it reads now, and its sensor's pace. Raises as `open_meter`, SensorError."""
+def meter(patient: Patient) -> tuple[Check, ...]:
+    """The total rail with what it reads now, its sensor's pace, and who else loads the GPU.
+
+    Raises as `open_meter`, SensorError.
+    """
     opened = open_meter(patient.site.host, patient.site.request(Arrival()), patient.board)
     try:
         trace = _look(patient, opened)
+        busy = _gpu(patient, opened)
     finally:
         opened.meter.close()
-    return _rails(opened, trace), _pace(patient, opened, trace)
+    return _rails(opened, trace), _pace(patient, opened, trace), busy
+
+
+def _gpu(patient: Patient, opened: Opened) -> Check:
+    try:
+        check_gpu_is_free(patient.site.host, opened.observer, Cancellation())
+    except BusyError as error:
+        text = str(error).replace(" before the job has begun", "")
+        return warning("gpu", f"{text}; a job begins only when it is free", error.hint)
+    return ok("gpu", "nobody else loads it")
 
 
 def _look(patient: Patient, opened: Opened) -> PowerTrace:

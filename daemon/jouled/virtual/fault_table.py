@@ -17,7 +17,7 @@ _IN_A_TRIAL_S = 100.0  # the reference is measured by then
 
 
 def _second_writer(who: str) -> Effect:
-    hands = {
+    hands: dict[str, Mapping[str, object]] = {
         "cpu": {"write": ["/sys/devices/system/cpu/cpufreq/policy0/scaling_max_freq", "960000"]},
         "core": {"write": ["/sys/devices/system/cpu/cpu3/online", "0"]},
         "jetson_clocks": {"run": ["jetson_clocks"]},
