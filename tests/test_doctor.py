@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +41,7 @@ from jouled.workload.runner import Arrival
 
 AGX = "agx-orin-64gb"
 HOMES = "/home"
+PATIENCE_S = 60.0
 SIMULATED = "virtual:yolov8s-640"
 
 
@@ -146,6 +151,28 @@ def test_looking_changes_no_knob_and_leaves_nothing_to_be_finished(clinic: Clini
     assert clinic.machine.kernel.load(STATUS_PATH) == status
     assert not snapshot_path(clinic.folder).exists()
     assert not pending_path(clinic.folder).exists()
+
+
+def test_a_doctor_that_is_killed_in_mid_probe_is_mended_like_a_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = Clinic(tmp_path).knobs()
+    root = tmp_path / "board"
+    set_faults(str(root), hold={"by": "nvpmodel", "write": 5})
+    where = ["--virtual", AGX, "--state-dir", str(tmp_path)]
+    with subprocess.Popen([sys.executable, "-m", "jouled.cli", "doctor", *where], start_new_session=True) as doctor:
+        until_s = time.monotonic() + PATIENCE_S
+        while not (root / FOLDER / "held").exists() and time.monotonic() < until_s:
+            time.sleep(0.01)
+        os.killpg(doctor.pid, signal.SIGKILL)
+    assert snapshot_path(tmp_path).exists()
+    set_faults(str(root))
+    clinic = Clinic(tmp_path)
+    assert clinic.check("state").text.startswith("job doctor-")
+    assert clinic.check("method").level is Level.UNKNOWN
+    assert main(["restore", *where]) == 0
+    assert Clinic(tmp_path).knobs() == before
+    assert Clinic(tmp_path).check("method").level is Level.OK
 
 
 @pytest.mark.parametrize(

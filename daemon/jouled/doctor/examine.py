@@ -63,7 +63,8 @@ class Diagnosis:
             found = patient.board.identity
             name, l4t, mode = patient.board.file.name, found.l4t or "not told", patient.board.base_mode.name
             whole = f"{name} ({found.module} on {found.carrier}), L4T {l4t}, in {mode}"
-            return whole if len(whole) <= _TITLE else f"{name} ({found.module}), L4T {l4t}, in {mode}"
+            is_told = found.carrier != "unknown" and len(whole) <= _TITLE
+            return whole if is_told else f"{name} ({found.module}), L4T {l4t}, in {mode}"
         if patient.identity is not None:
             found = patient.identity
             return f"{found.model} ({found.module} on {found.carrier}), L4T {found.l4t or 'not told'}"

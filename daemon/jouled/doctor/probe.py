@@ -24,7 +24,7 @@ _REASON = 160
 
 
 def state(patient: Patient) -> Check:
-    """What a job or a crash has left, and what is in force. Raises JouledError where no job may begin."""
+    """What a job or a crash has left, and what is in force. Raises StateError, NotPermittedError."""
     board, host = patient.board, patient.site.host
     assert board is not None
     try:
@@ -35,10 +35,8 @@ def state(patient: Patient) -> Check:
     if holder is not None:
         return warning("state", f"pid {holder[0]} (jouled {holder[1]}) holds the board now", "jouled status")
     if read_quarantine(host.state_dir).is_held(host.clock.wall_s()):
-        raise BoardError(
-            "held: the board went down twice within 30 min while modes of jouled were in force",
-            hint="find out why it went down; then: jouled forget --held",
-        )
+        text = "held: the board went down twice within 30 min while modes of jouled were in force"
+        return fault_of("state", BoardError(text, hint="find out why it went down; then: jouled forget --held"))
     left = read_snapshot(host.state_dir)
     if left is not None:
         return warning("state", f"job {left.job} was interrupted; its snapshot is there", "sudo jouled restore")

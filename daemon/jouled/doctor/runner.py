@@ -97,13 +97,14 @@ def _interpreter(processes: Processes, name: str, entry: WorkloadEntry, user: st
         return _fault(name, f"{entry.python}: {error}", ["name one that is there: workloads.NAME.python"])
     except WorkloadError as error:
         return _without(processes, name, entry, error, user)
-    return ok("runner", f"{name}: {entry.python}{_as(user)} has {_versions(told)}")
+    beside = "" if trtexec_of(processes) is None else "; trtexec is there, too"
+    return ok("runner", f"{name}: {entry.python}{_as(user)} has {_versions(told)}{beside}")
 
 
 def _versions(told: Mapping[str, Any]) -> str:
     versions = told.get("versions")
     known = versions if isinstance(versions, dict) else {}
-    names = (("tensorrt", "TensorRT"), ("pycuda", "pycuda"), ("cuda_driver", "CUDA"))
+    names = (("python", "Python"), ("tensorrt", "TensorRT"), ("pycuda", "pycuda"), ("cuda_driver", "CUDA"))
     parts = [f"{text} {known[key]}" for key, text in names if known.get(key)]
     return ", ".join([*parts, *filter(None, [told.get("gpu_name")])])
 
