@@ -99,7 +99,7 @@ def test_busy_names_who_is_served(tmp_path: Path) -> None:
 
 
 def test_one_whose_last_peer_is_just_going_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_pauses_s", lambda: (0.01, 0.01, 0.01))
+    monkeypatch.setattr(workers, "_PAUSES_S", (0.01, 0.01, 0.01))
     tries: list[int] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -116,7 +116,7 @@ def test_one_whose_last_peer_is_just_going_is_asked_again(tmp_path: Path, monkey
 def test_a_connection_that_ends_before_the_hello_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "_pauses_s", lambda: (0.01, 0.01, 0.01))
+    monkeypatch.setattr(workers, "_PAUSES_S", (0.01, 0.01, 0.01))
     tries: list[int] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

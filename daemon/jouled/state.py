@@ -92,9 +92,9 @@ class BoardInfo:
 class InForce:
     """The mode that should be in force now, and whether the board was seen to be in it.
 
-    `verified`: every knob that could be read was right at the last look (`last_verify_wall_s`); `full` says that the
-    worker has looked too, which can read what only root may, at `last_full_verify_wall_s`. `unknown` counts knobs that
-    the daemon may not read.
+    `verified`: every knob that could be read was right at the last look (`last_verify_wall_s`). The worker, which can
+    read what only root may, has looked at `last_full_verify_wall_s`. `unknown` counts knobs that the daemon may not
+    read.
     """
 
     source: Source
@@ -277,7 +277,7 @@ class Face(Protocol):
         """The result of the last job that decided something, as `tune --json` prints it."""
 
     def modes(self) -> Mapping[str, Any]:
-        """As `modes --json` prints it. Raises BoardError, NotSupportedError where the board cannot be read."""
+        """As `modes --json` prints it. Raises Unavailable where the board cannot be read."""
 
     def history(self, limit: int) -> Sequence[Mapping[str, Any]]:
         """Requests, jobs' ends and changes of knobs, the newest first, at most `limit`."""

@@ -30,8 +30,8 @@ _LASTING = [f'"event":"{kind}"'.encode() for kind in ("finished", *sorted(CHANGE
 _OF_JOBS = (b'"verb":"retune"', b'"event":"ended"')
 _SHOWN = ("energy_j", "power_w", "latency_s", "throughput_hz")
 _KEPT = 1000
-_CHUNK = 256 << 10
-_LONGEST = 4 << 20
+_BUFFER_BYTES = 256 << 10
+_LONGEST_LINE_BYTES = 4 << 20
 
 Record = dict[str, Any]
 
@@ -59,7 +59,7 @@ class Tail:
             log.debug("%s: %s", self.path, error)
 
     def _decoded(self, file: Any) -> Iterator[Record]:
-        for line in iter(lambda: file.readline(_LONGEST), b""):
+        for line in iter(lambda: file.readline(_LONGEST_LINE_BYTES), b""):
             if not line.endswith(b"\n"):
                 return  # still being written, or torn: the next look sees it whole, or the next job sets it aside
             self._offset += len(line)
@@ -330,8 +330,8 @@ def _number(path: Path) -> int:
 def _marked(path: Path, *marks: bytes) -> Iterator[Record]:
     """The good lines that hold one of `marks`; only those are parsed."""
     try:
-        with open(path, "rb", buffering=_CHUNK) as file:
-            for line in iter(lambda: file.readline(_LONGEST), b""):
+        with open(path, "rb", buffering=_BUFFER_BYTES) as file:
+            for line in iter(lambda: file.readline(_LONGEST_LINE_BYTES), b""):
                 if line.endswith(b"\n") and any(mark in line for mark in marks):
                     try:
                         yield _record(line)

@@ -17,7 +17,7 @@ _REFUSED = {8: "not_supported", 9: "workload_failed", 10: "board_fault", 12: "bo
 
 
 class Job:
-    """One job from its request to its last event. `ended` is set when nothing more comes of it."""
+    """One job from its request to its last event, `finished`; `trouble`: why there is none."""
 
     def __init__(self, job: str, who: str, conversation: Conversation, wall_s: float) -> None:
         self.id = job

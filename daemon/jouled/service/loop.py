@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from jouled.board.modename import mode_name
+from jouled.board.pending import SURVIVED_S
 from jouled.config import Config
 from jouled.errors import JouledError, StateError
 from jouled.job.site import Site
@@ -24,6 +25,7 @@ from jouled.service.jobs import Job
 from jouled.service.keeper import STUCK_EVERY_S, Do, Verdict, on_stop
 from jouled.service.notify import Notifier
 from jouled.service.outlook import FullVerify, Outlook
+from jouled.service.requests import ROTATE_ABOVE_BYTES
 from jouled.service.workers import Door, WorkerBusy, ask, converse
 from jouled.state import Conflict, Failed, Source
 
@@ -32,11 +34,11 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 RESUMED_S = 1.0  # so far the two clocks move apart only in suspend
 FULL_VERIFY_EVERY_S = 3600.0
-SURVIVED_S = 125.0
+_JUDGED_S = SURVIVED_S + 5.0  # by then the worker may clear pending.json
 PATIENCE_S = 5.0
 _BUSY_AGAIN_S = 2.0
 _NOT_BEFORE_S = 1.0  # should an action not have had its effect, it is not begun again at once
-_LONGEST_PAUSE_S = 60.0
+_LONGEST_RETRY_S = 60.0
 _EXTEND_S = 30.0
 _STOP_S = 150.0
 ITSELF = "jouled"
@@ -120,7 +122,7 @@ class Loop:
 
     def _begin(self) -> None:
         try:
-            self.outlook.warnings += self.outlook.requests.mend(rotate_above_bytes=1 << 20)
+            self.outlook.warnings += self.outlook.requests.mend(rotate_above_bytes=ROTATE_ABOVE_BYTES)
         except StateError as error:
             log.error("%s", error)
             self.outlook.warnings += (str(error),)
@@ -223,7 +225,7 @@ class Loop:
     def _note_failure(self, what: str, error: JouledError) -> None:
         """Not again at once: after 1 … 60 s, or each 60 s where the worker hangs in the kernel."""
         log.error("%s: %s", what, error)
-        pause_s = STUCK_EVERY_S if is_stuck(error) else min(_LONGEST_PAUSE_S, 2.0**self._failures)
+        pause_s = STUCK_EVERY_S if is_stuck(error) else min(_LONGEST_RETRY_S, 2.0**self._failures)
         self._failures += 1
         trouble = f"{error}; {error.hint}" if error.hint else str(error)
         self._remember(stuck=is_stuck(error), retry_s=self._clock.monotonic_s() + pause_s, trouble=trouble)
@@ -264,7 +266,7 @@ class Loop:
         if pending is None:
             self._pending = None
         elif self._pending is None or self._pending[0] != pending:
-            self._pending = (pending, now_s + SURVIVED_S)
+            self._pending = (pending, now_s + _JUDGED_S)
         if self._pending is not None and now_s >= self._pending[1]:
             self._pending = (pending, float("inf"))
             return True

@@ -31,7 +31,8 @@ LONGEST_S = 180.0  # any other command, and the end of a job: units may have to 
 _REAP_S = 20.0
 _ARRIVING = "waiting"  # it has not heard yet what its last peer wants, or that it has gone
 _ARRIVES_S = 3.5
-_CHUNK = 64 << 10
+_READ_BYTES = 64 << 10
+_PAUSES_S = (0.2, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 
 
 class WorkerBusy(BusyError):
@@ -216,7 +217,7 @@ class Conversation:
 
 async def _read(line: Line, reader: LineReader, timeout_s: float | None, who: str) -> list[dict[str, Any]]:
     try:
-        data = await asyncio.wait_for(line.reader.read(_CHUNK), timeout_s)
+        data = await asyncio.wait_for(line.reader.read(_READ_BYTES), timeout_s)
     except asyncio.TimeoutError:
         line.kill()
         raise WorkerSilent(f"{who} has said nothing for {timeout_s:g} s") from None
@@ -255,14 +256,10 @@ async def _greet(line: Line, silence_s: float | None) -> Conversation:
     return Conversation(line, reader, told.get("pid", 0), silence_s)
 
 
-def _pauses_s() -> Sequence[float]:
-    return (0.2, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
-
-
 async def converse(door: Door, *, patience_s: float) -> Conversation:
     """A worker that has said hello. Raises WorkerBusy, Unavailable where none answers for `patience_s`."""
     waited_s = 0.0
-    for pause_s in (*_pauses_s(), float("inf")):
+    for pause_s in (*_PAUSES_S, float("inf")):
         try:
             return await _try(door)
         except WorkerBusy as error:
