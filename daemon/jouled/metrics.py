@@ -144,7 +144,7 @@ def _jobs(status: Status) -> Iterator[Metric]:
     yield from _counter("jouled_trials", "Trials of all jobs.", counters.trials)
     text = "Trials that were thrown away."
     yield from _by_label(CounterMetricFamily, "jouled_trials_invalid", text, "reason", counters.trials_invalid)
-    text = "When the last job ended."
+    text = "When the last job ended that came to a decision."
     yield from _gauge("jouled_last_tune_timestamp_seconds", text, counters.last_tune_wall_s)
     text = "Time in which jobs held the board in other modes than the one in force."
     yield from _counter("jouled_disturbed_seconds", text, counters.disturbed_s)
@@ -162,7 +162,7 @@ def _winner(winner: Winner, *, is_applied: bool) -> Iterator[Metric]:
         yield energy
     timed = [(which, side.latency_s) for which, side in known if side.latency_s is not None]
     if timed:
-        text = "Latency of an inference, as measured in the deciding job."
+        text = "Latency of a request, from its arrival, as measured in the deciding job."
         latency = GaugeMetricFamily("jouled_inference_latency_seconds", text, labels=["which", "percentile"])
         for which, latency_s in timed:
             latency.add_metric([which, f"{winner.latency_percentile:g}"], latency_s)
