@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -40,10 +39,7 @@ def _start(processes: Processes, device: int) -> Spawned:
     found = importlib.util.find_spec("pynvml")
     if found is None or found.origin is None:
         raise NotSupportedError("NVML: there is no Python module pynvml here", hint=INSTALL)
-    kept = {
-        name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ
-    }  # the driver's, in containers
-    return processes.spawn(child_argv(device, Path(found.origin)), environment=kept)
+    return processes.spawn(child_argv(device, Path(found.origin)))
 
 
 # --- what a job uses ----------------------------------------------------------------------------------------
@@ -73,7 +69,7 @@ class NvmlObserver:
         return ClockReading(None, _hz(look["sm_mhz"]), _hz(look["memory_mhz"]))
 
     def others(self, own: Collection[int]) -> tuple[GpuClient, ...]:
-        """None where none of `own` is listed: then NVML's pids are those of another namespace, and mean nothing."""
+        """Nobody where none of `own` is listed: then NVML's pids are those of another namespace, and mean nothing."""
         pids = self._link().look()["pids"]
         if pids is None or not set(own) & set(pids):
             return ()

@@ -76,6 +76,14 @@ def is_uninterruptible(pid: int) -> bool:
     return text.rpartition(")")[2].split()[0] == "D"
 
 
+def _stuck(argv: tuple[str, ...], pid: int) -> StuckError:
+    return StuckError(
+        f"{argv[0]} (pid {pid}) does not end on SIGKILL: it hangs in the kernel",
+        argv=argv,
+        hint="no knob is written while it hangs; look at dmesg, and reboot the board if it stays",
+    )
+
+
 class Spawned:
     """A child that lives beside us, with a pipe at each of its three descriptors; who starts it ends and releases it.
 
@@ -126,11 +134,7 @@ class Spawned:
         """SIGKILL to its group, and wait. Raises StuckError."""
         self.signal(signal.SIGKILL)
         if self.wait(_KILL_S) is None:
-            raise StuckError(
-                f"{self.argv[0]} (pid {self.pid}) does not end on SIGKILL: it hangs in the kernel",
-                argv=self.argv,
-                hint="no knob is written while it hangs; look at dmesg, and reboot the board if it stays",
-            )
+            raise _stuck(self.argv, self.pid)
 
     def release(self) -> None:
         """Close our ends of its pipes; idempotent. Nobody may use the descriptors any more."""
@@ -289,11 +293,7 @@ class Processes:
             except subprocess.TimeoutExpired:
                 log.warning("%s does not end on signal %d", argv[0], number)
         child.returncode = -signal.SIGKILL  # nothing more can be waited for
-        raise StuckError(
-            f"{argv[0]} (pid {child.pid}) does not end on SIGKILL: it hangs in the kernel",
-            argv=argv,
-            hint="no knob is written while it hangs; look at dmesg, and reboot the board if it stays",
-        )
+        raise _stuck(argv, child.pid)
 
 
 Beside = subprocess.Popen[bytes]

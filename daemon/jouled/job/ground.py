@@ -108,12 +108,11 @@ class Opened:
 
 
 def open_meter(host: Host, request: Request, board: Board | None) -> Opened:
-    """What measures the total: the board's own rails, or NVML.
+    """What measures the total: the board's own rails, as the kernel or jtop's service shows them, or NVML.
 
     Raises NotSupportedError, ConfigError, and leaves nothing open then.
     """
     config = request.config
-
     own = None if board is None else _board_meters(host, request, board)
     chosen = request.choose_meter(host.processes, config.board.meter, own)
     try:
