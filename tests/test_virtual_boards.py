@@ -15,6 +15,7 @@ from jouled.board.grid import board_space
 from jouled.board.identity import LEVELS
 from jouled.board.knobs import differences, put_back, read_knobs
 from jouled.board.rails import find_meter
+from jouled.board.sysfs import Sysfs
 from jouled.board.thermal import read_thermal
 from jouled.config import load
 from jouled.errors import JouledError, NotSupportedError
@@ -31,6 +32,7 @@ from jouled.virtual.machine import VirtualMachine
 from jouled.virtual.plant import LayerPlant, board_plant, load_workload
 from jouled.virtual.runner import VirtualRunner
 from jouled.virtual.specs import board_names, board_spec
+from jouled.virtual.tree import make_tree
 from jouled.workload.runner import Arrival
 from jouletune.space import PowerMode, Space
 
@@ -372,3 +374,15 @@ def test_every_virtual_board_says_how_well_it_is_known(name: str) -> None:
     assert topics <= set(spec.confidence)
     assert set(spec.confidence.values()) <= set(LEVELS)
     assert ("cpu_table" in spec.assumed) == (spec.confidence["cpu_table"] == "assumed")
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_sensors_tell_the_board_at_rest_before_a_machine_runs_on_its_tree(tmp_path: Path, name: str) -> None:
+    make_tree(tmp_path / "board", name)
+    meter = find_meter(Sysfs(tmp_path / "board"), board_spec(name).total_rails)
+    told_w = sum(volts * amperes for volts, amperes in meter.read())
+    machine = VirtualMachine(tmp_path / "board", board=name, programs="in_process")
+    power, _ = machine.plant.rest(machine.setting)
+    assert told_w == pytest.approx(
+        sum(power.w[machine.plant.rails.index(rail)] for rail in meter.rail.split("+")), rel=0.12
+    )

@@ -69,7 +69,7 @@ def _ina3221_input(index: int, channel: Channel | None) -> dict[str, str]:
         f"in{index}_label": channel.label,
         f"in{index}_enable": "1",
         f"in{index}_input": _rest_mv(channel),
-        f"curr{index}_input": "0",
+        f"curr{index}_input": _rest_ma(channel),
         f"curr{index}_crit": "32760",
         f"curr{index}_max": "32760",
         f"curr{index}_crit_alarm": "0",
@@ -80,8 +80,8 @@ def _ina3221_input(index: int, channel: Channel | None) -> dict[str, str]:
 
 
 def _ina238(channel: Channel) -> dict[str, str]:
-    texts = {"name": INA238, "in0_input": "0", "in1_input": _rest_mv(channel), "curr1_input": "0", "power1_input": "0"}
-    return texts | {"label": channel.label}
+    texts = {"name": INA238, "in0_input": "0", "in1_input": _rest_mv(channel), "curr1_input": _rest_ma(channel)}
+    return texts | {"power1_input": str(round(channel.rest_w * 1e6)), "label": channel.label}
 
 
 def _iio_input(index: int, channel: Channel | None) -> dict[str, str]:
@@ -91,8 +91,8 @@ def _iio_input(index: int, channel: Channel | None) -> dict[str, str]:
     return {
         f"rail_name_{index}": channel.label,
         f"in_voltage{index}_input": _rest_mv(channel),
-        f"in_current{index}_input": "0",
-        f"in_power{index}_input": "0",
+        f"in_current{index}_input": _rest_ma(channel),
+        f"in_power{index}_input": str(round(channel.rest_w * 1000)),
         f"warn_current_limit_{index}": "32760 ma",
         f"crit_current_limit_{index}": "32760 ma",
     }
@@ -100,6 +100,12 @@ def _iio_input(index: int, channel: Channel | None) -> dict[str, str]:
 
 def _rest_mv(channel: Channel) -> str:
     return str(round(channel.bus_v * 1000 / VOLTAGE_STEP_MV) * VOLTAGE_STEP_MV)
+
+
+def _rest_ma(channel: Channel) -> str:
+    """The current until a machine runs on the tree."""
+    codes = round(channel.rest_w / channel.bus_v / channel.current_step_a)
+    return str(round(codes * channel.current_step_a * 1000))
 
 
 def live(root: str, spec: BoardSpec, chip: Chip) -> Iterator[Live]:

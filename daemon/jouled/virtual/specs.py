@@ -34,12 +34,16 @@ class StockMode:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One input of an INA3221: its rail, the bus voltage that it sees, its shunt, the supply's droop."""
+    """One input of a power sensor: its rail, the bus voltage that it sees, its shunt, the supply's droop.
+
+    `rest_w` is what its files tell before a machine runs on the tree.
+    """
 
     label: str
     bus_v: float
     shunt_uohm: int = 2000
     droop_ohm: float = 0.004
+    rest_w: float = 0.0
 
     @property
     def current_step_a(self) -> float:
