@@ -18,6 +18,7 @@ from jouled.errors import FrameError, WorkloadDiedError, WorkloadError, Workload
 
 KEPT_BYTES = 64 * 1024
 _READ_BYTES = 1 << 16
+_LEFT_READS, _LEFT_DATAGRAMS = 32, 1024  # more than a pipe (1 MiB), or a socket's queue, holds
 _SHOWN_LINES = 6
 
 
@@ -187,8 +188,10 @@ class Listener:
     def _read(self, descriptor: int) -> bool:
         """Some of what it says; False: there will be no more, or nothing that is of use."""
         data = _read(descriptor)
-        if not data:
-            return data is None
+        if data is None:
+            return True
+        if not data and descriptor == self.spawned.stdout:  # on a socket it is an empty datagram
+            return False
         now_ns = time.monotonic_ns()
         try:
             with self.changed:
@@ -202,9 +205,9 @@ class Listener:
     def _end(self) -> None:
         """It is dead: its exit code, and what is left in the pipes."""
         code = self.spawned.wait(self.end_s)
-        for descriptor in (self.spawned.stdout, *self._extra):
-            while self._problem is None and not _is_empty(descriptor) and self._read(descriptor):
-                pass
+        self._read_left(self.spawned.stdout, _LEFT_READS)
+        for descriptor in self._extra:
+            self._read_left(descriptor, _LEFT_DATAGRAMS)
         self._read_text()
         with self.changed:
             if self._problem is None and not self._is_ending:
@@ -212,6 +215,12 @@ class Listener:
                 self._problem = WorkloadDiedError(text, hint=_hint(code))
             self.has_ended = True
             self.changed.notify_all()
+
+    def _read_left(self, descriptor: int, most: int) -> None:
+        """What it had said when it ended. Whom it has left behind in a session of its own may go on for ever."""
+        for _ in range(most):
+            if self._problem is not None or _is_empty(descriptor) or not self._read(descriptor):
+                return
 
 
 def _how(code: int | None) -> str:

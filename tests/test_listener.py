@@ -1,0 +1,77 @@
+"""A child that ends, or says things, in ways that nobody expects."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jouled.board.orphans import end_orphans, find_orphans
+from jouled.board.process import Processes, start_ticks
+from jouled.errors import WorkloadDiedError
+from jouled.workload.command import CommandRunner
+from jouled.workload.runner import Arrival
+from jouletune.space import Variant
+
+MARKED = f"test-{os.getpid()}-{start_ticks(os.getpid())}"
+PATIENCE_S = 30.0
+# It leaves a process in a session of its own, which writes on and on to the same standard output.
+LEAVES_ONE = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    while True: os.write(1, b"still here\\n" * 5000)
+print("ready", flush=True)
+time.sleep(0.3)
+"""
+EMPTY_DATAGRAMS = """
+import os, socket, time
+inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+inbox.connect(os.environ["JOULED_SOCKET"])
+while True:
+    inbox.send(b"")
+    time.sleep(0.005)
+"""
+
+
+@pytest.fixture
+def ends_what_is_left() -> Iterator[None]:
+    yield
+    end_orphans(MARKED, ())
+
+
+def started(code: str) -> CommandRunner:
+    return CommandRunner(Processes(mark=MARKED), Arrival(), argv=(sys.executable, "-S", "-c", code))
+
+
+@pytest.mark.usefixtures("ends_what_is_left")
+def test_who_it_leaves_behind_keeps_nobody_from_seeing_that_it_has_ended() -> None:
+    runner = started(LEAVES_ONE)
+    runner.load(Variant())
+    (pid,) = runner.pids
+    os.kill(pid, signal.SIGKILL)
+    began_s = time.monotonic()
+    try:
+        with pytest.raises(WorkloadDiedError, match="was ended by signal 9"):
+            while time.monotonic() - began_s < PATIENCE_S:
+                runner.take()
+    finally:
+        runner.close()
+
+
+def test_an_empty_datagram_is_an_inference_as_any_other() -> None:
+    runner = started(EMPTY_DATAGRAMS)
+    try:
+        runner.load(Variant())
+        runner.begin()
+        ended, until_s = 0, time.monotonic() + PATIENCE_S
+        while ended < 20 and time.monotonic() < until_s:
+            ended += len(runner.take().end_s)
+        assert ended >= 20
+    finally:
+        runner.close()
