@@ -7,11 +7,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from jouled.board.orphans import end_orphans, find_orphans
+from jouled.board.orphans import end_orphans
 from jouled.board.process import Processes, start_ticks
 from jouled.errors import WorkloadDiedError
 from jouled.workload.command import CommandRunner
@@ -49,17 +48,21 @@ def started(code: str) -> CommandRunner:
     return CommandRunner(Processes(mark=MARKED), Arrival(), argv=(sys.executable, "-S", "-c", code))
 
 
+def take_on(runner: CommandRunner) -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until_s:
+        runner.take()
+
+
 @pytest.mark.usefixtures("ends_what_is_left")
 def test_who_it_leaves_behind_keeps_nobody_from_seeing_that_it_has_ended() -> None:
     runner = started(LEAVES_ONE)
     runner.load(Variant())
     (pid,) = runner.pids
     os.kill(pid, signal.SIGKILL)
-    began_s = time.monotonic()
     try:
         with pytest.raises(WorkloadDiedError, match="was ended by signal 9"):
-            while time.monotonic() - began_s < PATIENCE_S:
-                runner.take()
+            take_on(runner)
     finally:
         runner.close()
 

@@ -11,9 +11,10 @@ import logging
 import os
 import pwd
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ class PlanCache:
 
     state_dir: Path
     user: str | None = None
+    _given: set[Path] = field(default_factory=set)
 
     @property
     def folder(self) -> Path:
@@ -73,6 +75,7 @@ class PlanCache:
     def plan(self, spec: Mapping[str, Any], about: Mapping[str, Any], build: Build) -> Path:
         """The plan, built now if it is not there. Raises StateError, WorkloadError and what `build` raises."""
         path = self.path_of(spec, about)
+        self._given.add(path)
         try:
             if path.is_file():
                 os.utime(path)  # used last now
@@ -80,39 +83,63 @@ class PlanCache:
             if not self.folder.is_dir():
                 self.folder.mkdir(parents=True)
                 os.chmod(self.folder, 0o755)  # whatever the umask: another user reads there
-            self._build(path, spec, build)
+            self._forget_unfinished()
+            self._build(path, spec, about, build)
             self._forget_oldest()
         except OSError as error:
             hint = write_hint(error, self.folder)
             raise StateError(f"{self.folder}: a plan cannot be kept: {error.strerror}", hint=hint) from error
         return path
 
-    def _build(self, path: Path, spec: Mapping[str, Any], build: Build) -> None:
+    def _build(self, path: Path, spec: Mapping[str, Any], about: Mapping[str, Any], build: Build) -> None:
         """In a folder of the builder's own; what it has left there is copied, so that nobody writes to it later."""
         place = Path(tempfile.mkdtemp(prefix=".build-", dir=self.folder))
+        uid = os.geteuid()
         try:
             if self.user is not None:
                 found = pwd.getpwnam(self.user)
-                os.chown(place, found.pw_uid, found.pw_gid)
+                uid = found.pw_uid
+                os.chown(place, uid, found.pw_gid)
             log.info("building a plan of %s", spec["onnx"])
             made = place / "made.plan"
             build({**spec, "plan_out": str(made)})
-            _copy(made, path)
+            if self.path_of(spec, about) != path:
+                text = f"{spec['onnx']}: another file than it was when its plan was begun"
+                raise WorkloadError(text, code="build_failed", hint="try again, with a file that stays as it is")
+            _copy(made, path, uid)
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
     def _forget_oldest(self) -> None:
+        """Never one that this job has been given, however many it has."""
         plans = sorted(self.folder.glob("*.plan"), key=lambda plan: plan.stat().st_mtime, reverse=True)
         for plan in plans[KEPT:]:
-            plan.unlink(missing_ok=True)
+            if plan not in self._given:
+                plan.unlink(missing_ok=True)
+
+    def _forget_unfinished(self) -> None:
+        """What a kill -9 or a power cut has left of a build: one job at a time holds the board and this folder."""
+        for left in (*self.folder.glob(".build-*"), *self.folder.glob(".*.plan.new")):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
 
 
-def _copy(made: Path, path: Path) -> None:
-    """Raises OSError, also where a link lies in the place of the plan."""
+def _copy(made: Path, path: Path, uid: int) -> None:
+    """What user `uid` has made. Raises OSError; WorkloadError where something else lies in the place of the plan."""
     beside = path.with_name(f".{path.name}.new")
-    with open(os.open(made, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as source, open(beside, "wb") as target:
-        shutil.copyfileobj(source, target, 1 << 20)
-        target.flush()
-        os.fsync(target.fileno())
-    os.chmod(beside, 0o644)  # the runner, another user, reads it
-    os.replace(beside, path)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not hold us up
+    try:
+        with open(os.open(made, flags), "rb") as source, open(beside, "wb") as target:
+            found = os.fstat(source.fileno())
+            is_own = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid in (uid, os.geteuid())
+            if not is_own or not found.st_size:
+                raise WorkloadError(f"{made}: what the builder has left is no plan of its own", code="build_failed")
+            shutil.copyfileobj(source, target, 1 << 20)
+            target.flush()
+            os.fsync(target.fileno())
+        os.chmod(beside, 0o644)  # the runner, another user, reads it
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)  # on a full disk it would keep it full
