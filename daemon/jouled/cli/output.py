@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 from jouled.job.result import JobResult, Side
-from jouletune.space import Candidate, PowerMode, Variant
+from jouletune.space import PowerMode, Variant
 
 WIDTH = 79
 FIXED = "fixed"  # JobResult.method of a job that touches no knob
@@ -74,15 +74,6 @@ def candidates_text(count: int, axes: Iterable[str]) -> str:
     if has_variants and varied <= set(VARIANT_AXES):
         return f"{count} variants"
     return f"{count} power modes with variants" if has_variants else f"{count} power modes"
-
-
-def candidate_text(candidate: Candidate) -> str:
-    """A power mode and, where it is not the plain one, its variant."""
-    variant = candidate.variant
-    extra = [f"engine {variant.engine}"] if variant.engine else []
-    extra += [f"batch {variant.batch}"] if variant.batch != 1 else []
-    extra += [f"{variant.instances} instances"] if variant.instances != 1 else []
-    return ", ".join([mode_text(candidate.mode), *extra])
 
 
 def percent(ratio: float) -> str:

@@ -21,7 +21,7 @@ from jouled.board.process import Processes
 from jouled.board.sysfs import Sysfs
 from jouled.cli.faults import check_faults, inject_faults
 from jouled.cli.log import lacks_journal_fields
-from jouled.cli.site import TREE, overrides_of, state_home, virtual_name
+from jouled.cli.site import overrides_of, tree_of, virtual_name
 from jouled.config import CONFIG_PATH, Config, check_owner, load
 from jouled.errors import StateError, UsageError
 from jouled.job.site import Site
@@ -80,27 +80,22 @@ def _options(arguments: argparse.Namespace) -> _Options:
 
 def look_site(arguments: argparse.Namespace, config: Config) -> Site:
     """The board that the options name, its files alone: nothing can be written, no program started."""
+    tree, state_dir = tree_of(arguments, lambda: config.store.state_dir)
     variants = variants_of(config.chosen())
     make_space: Callable[[Board], Space] = lambda board: board_space(board, config.grid, variants)  # noqa: E731
     if arguments.virtual is not None:
-        state_dir = arguments.state_dir or state_home() / str(arguments.virtual)
-        _make_tree(state_dir / TREE, arguments.virtual, arguments.base_mode)
+        _make_tree(tree, arguments.virtual, arguments.base_mode)
         workload = virtual_name(arguments.virtual_workload or "yolov8s-640", config)
     elif arguments.table is not None:
-        state_dir = arguments.state_dir or state_home() / f"recorded-{arguments.table.stem}"
         space = _recorded_space(arguments.table)
         make_space = lambda _: space  # noqa: E731
         workload = f"recorded:{arguments.table.stem}"
     else:
-        host = Host(Sysfs(), Processes(path=""), SystemClock(), _state_dir(arguments, config), privileged=False)
+        host = Host(Sysfs(), Processes(path=""), SystemClock(), state_dir, privileged=False)
         return Site(host, config, config.workload.default, make_space, _no_runner)
-    sysfs = Sysfs(state_dir / TREE)
+    sysfs = Sysfs(tree)
     host = Host(sysfs, Processes(path=""), TreeClock(sysfs), state_dir, privileged=False)
     return Site(host, config, workload, make_space, _no_runner)
-
-
-def _state_dir(arguments: argparse.Namespace, config: Config) -> Path:
-    return arguments.state_dir or Path(config.store.state_dir)
 
 
 def _no_runner(_: object) -> NoReturn:

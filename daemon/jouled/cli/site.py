@@ -236,14 +236,19 @@ def require_root(site: Site, verb: str) -> None:
 
 
 def arrival_of(arguments: argparse.Namespace, config: Config) -> Arrival:
-    """How requests come: the option, the configuration's workload, else back to back. Raises ConfigError."""
+    """How requests come: the option, the configuration's workload, else back to back.
+
+    Raises UsageError, ConfigError.
+    """
     from jouled.workload.runner import Arrival
     from jouled.workload.trace import read_trace
 
     chosen = config.chosen()
     if arguments.rate_hz is not None:
         if not 0.0 < arguments.rate_hz <= 100_000.0:
-            raise UsageError(f"--rate-hz: wanted requests a second above 0, got {arguments.rate_hz:g}")
+            raise UsageError(
+                f"--rate-hz: wanted more than 0 and at most 100000 requests a second, got {arguments.rate_hz:g}"
+            )
         if chosen is not None and len(chosen.batch) > 1:
             text = f"--rate-hz counts requests: wanted one batch size in workloads.{config.workload.default}.batch"
             raise UsageError(f"{text}, got {list(chosen.batch)}", hint="leave one of them, or --rate-hz out")

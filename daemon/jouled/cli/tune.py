@@ -18,7 +18,6 @@ from jouled.job.cancel import Cancellation
 from jouled.job.events import Event, Sink, encode
 from jouled.job.export import Export, check_export
 from jouled.job.job import run_job
-from jouled.job.request import Request
 from jouled.job.result import JobResult
 from jouled.job.site import Site
 
@@ -38,7 +37,7 @@ def tune(arguments: argparse.Namespace) -> int:
             require_root(site, "tune")
         runner = site.make_runner(arrival)
         cancellation, export = Cancellation(), Export()
-        sinks: tuple[Sink, ...] = (export, *_sinks(arguments, request))
+        sinks: tuple[Sink, ...] = (export, *_sinks(arguments))
         with _signals(cancellation):
             result = run_job(site.host, request, runner, cancellation=cancellation, sinks=sinks)
     finally:
@@ -70,7 +69,7 @@ def _signals(cancellation: Cancellation) -> Iterator[None]:
 # --- while it runs ------------------------------------------------------------------------------------------
 
 
-def _sinks(arguments: argparse.Namespace, request: Request) -> tuple[Sink, ...]:
+def _sinks(arguments: argparse.Namespace) -> tuple[Sink, ...]:
     if arguments.json_lines:
         return (_print_line,)
     if arguments.json:
