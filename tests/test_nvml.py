@@ -206,6 +206,34 @@ def test_a_reader_that_is_killed_is_an_error_now_and_is_started_again_for_the_ne
         assert meter.observer.thermal().hottest_c == 50.0
 
 
+def test_a_reader_that_is_killed_between_two_windows_is_started_again_by_who_looks_first() -> None:
+    with opened() as (meter, starter):
+        os.kill(starter.started[0].pid, signal.SIGKILL)
+        until(lambda: not meter._link.is_alive)
+        assert meter.observer.thermal().hottest_c == 50.0
+        assert len(starter.started) == 2
+
+
+def test_a_reader_that_died_in_a_window_is_started_again_by_who_looks_before_the_next() -> None:
+    with opened() as (meter, starter):
+        sampling = meter.sampling(SystemClock(), rate_hz=5.0)
+        sampling.start()
+        os.kill(starter.started[0].pid, signal.SIGKILL)
+        until(lambda: not meter._link.is_alive)
+        sampling.stop()
+        assert meter.observer.clocks().gpu_hz is not None
+        assert len(starter.started) == 2
+
+
+def test_a_reader_that_hangs_between_two_windows_is_ended_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened() as (meter, starter):
+        os.kill(starter.started[0].pid, signal.SIGSTOP)
+        monkeypatch.setattr("jouled.board.nvml_link.SILENT_S", 1.0)
+        until(lambda: meter._link.is_silent)
+        assert meter.observer.thermal().hottest_c == 50.0
+        assert start_ticks(starter.started[0].pid) is None
+
+
 def test_a_call_that_hangs_in_the_driver_is_told_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jouled.board.nvml_link.SILENT_S", 0.5)
     with opened(hang_after=40) as (meter, starter):

@@ -98,10 +98,11 @@ class NvmlMeter:
 
     def __init__(self, start: Callable[[], Spawned]) -> None:
         self._start = start
+        self._relied_on = False
         self._link = self._open()
         self.rail = f"nvml:GPU{self.gpu.index}"
         self.averaging_s = _PERIOD_S if self.gpu.power == "instant" else _AVERAGE_S
-        self.observer = NvmlObserver(lambda: self._link)
+        self.observer = NvmlObserver(lambda: self._link if self._relied_on else self.linked())
 
     def _open(self) -> Link:
         link = Link(self._start())
@@ -112,10 +113,14 @@ class NvmlMeter:
             raise
         return link
 
+    def relied_on(self, *, now: bool) -> None:
+        """Does a sampling rely on the reader? It is told of its end then, and not given another one."""
+        self._relied_on = now
+
     def linked(self) -> Link:
-        """The reader, begun anew where it has ended. Raises SensorError."""
-        if not self._link.is_alive:
-            log.warning("NVML's reader has ended and is started again")
+        """The reader, begun anew where it has ended or hangs. Raises SensorError."""
+        if not self._link.is_alive or self._link.is_silent:
+            log.warning("NVML's reader has ended or hangs, and is started again")
             self._link.close()
             try:
                 self._link = self._open()
@@ -150,6 +155,7 @@ class NvmlSampling:
         link = self._meter.linked()
         self._run = link.start()
         self._link = link
+        self._meter.relied_on(now=True)
 
     @property
     def power_w(self) -> float | None:
@@ -196,6 +202,7 @@ class NvmlSampling:
             except SensorError as error:
                 self.last_error = error
                 log.warning("%s", error)
+            self._meter.relied_on(now=False)
         trace = self.trace()
         self._link = None
         return trace

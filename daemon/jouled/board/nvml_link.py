@@ -128,6 +128,11 @@ class Link:
     def is_alive(self) -> bool:
         return not self._ended
 
+    @property
+    def is_silent(self) -> bool:
+        """Has it said nothing for long, though it says something each half second?"""
+        return time.monotonic() - self._heard_s > SILENT_S
+
     def _wait(self, is_there: Callable[[], bool], most_s: float) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: is_there() or self._ended, most_s) and is_there()
@@ -166,8 +171,8 @@ class Link:
         with self._changed:
             look = self._look
         if look is None or self._ended or time.monotonic() - look["t_s"] > SILENT_S:
-            silent = self._ended or time.monotonic() - self._heard_s > SILENT_S
-            raise SensorError(f"NVML: {self._why_silent() if silent else self.error or 'no look at the GPU yet'}")
+            is_gone = self._ended or self.is_silent
+            raise SensorError(f"NVML: {self._why_silent() if is_gone else self.error or 'no look at the GPU yet'}")
         return look
 
     def take_reasons(self) -> set[str]:
