@@ -137,6 +137,19 @@ def test_a_counter_that_stands_still_while_power_is_drawn_is_stalled() -> None:
     assert sensor_problem(replace(trace, counter=never), 2.0, 10.0) is SensorProblem.STALLED
 
 
+@pytest.mark.parametrize("before_j", [1e6, 1000.0])
+@pytest.mark.parametrize(("reset_s", "problem"), [(2.0, None), (10.0, SensorProblem.GAP), (19.0, None)])
+def test_a_counter_that_is_reset_in_the_window_is_a_gap(
+    before_j: float, reset_s: float, problem: SensorProblem | None
+) -> None:
+    trace = counted(20.0)
+    assert trace.counter is not None
+    edges_s = trace.counter.t_s
+    reset_j = np.where(edges_s < reset_s, before_j + wave_j(edges_s), wave_j(edges_s) - wave_j(np.array([reset_s])))
+    counter = replace(trace.counter, joules=reset_j)
+    assert sensor_problem(replace(trace, counter=counter), 3.0, 17.0) is problem
+
+
 def test_the_sensors_error_is_what_its_two_end_edges_hide() -> None:
     # Each end lies anywhere within 12 ms: 12 ms / sqrt(12), twice in squares, of 300 W over 4 s.
     expected_w = 300.0 * 0.012 / np.sqrt(12.0) * np.sqrt(2.0) / 4.0

@@ -36,11 +36,11 @@ class RailTrace:
 
 @dataclass(frozen=True, slots=True)
 class EnergyCounter:
-    """A counter of the total's joules at its own edges: arrays (n_edges,), all of them rising but `width_s`.
+    """A counter of the total's joules at its own edges: arrays (n_edges,), rising in time.
 
     Such a counter moves in steps of time (some 0.1 s) and stands still between two of them, so a read at any other
     moment is wrong by up to a step's energy. `t_s` is the middle of the two reads between which it moved, `width_s`
-    apart, and `joules` what it moved to.
+    apart, and `joules` what it moved to; less than before only where it was reset.
     """
 
     t_s: Floats
@@ -117,6 +117,8 @@ def sensor_problem(
     lost_share = trace.lost / (trace.lost + trace.t_s.size)
     if steps_s.max() > _GAP_PERIODS * trace.period_s or lost_share > _LOST_SHARE:
         return SensorProblem.GAP
+    if trace.counter is not None and _falls(trace.counter, start_s, end_s):
+        return SensorProblem.GAP
     if trace.counter is not None and _stands_still(trace.counter, start_s, end_s, _GAP_PERIODS * trace.period_s):
         return SensorProblem.STALLED
     if before is not None and _is_stalled(before, trace):
@@ -128,6 +130,12 @@ def _stands_still(counter: EnergyCounter, start_s: float, end_s: float, most_s: 
     """Whether a counter did not move for longer than `most_s`, though power was read all the while."""
     inside_s = counter.t_s[(counter.t_s >= start_s) & (counter.t_s <= end_s)]
     return bool(np.diff(np.concatenate(([start_s], inside_s, [end_s]))).max() > most_s)
+
+
+def _falls(counter: EnergyCounter, start_s: float, end_s: float) -> bool:
+    """Whether a counter was reset, or has wrapped: what it had counted by then is lost, and the rest looks like it."""
+    first, last = np.searchsorted(counter.t_s, [start_s, end_s])
+    return bool((np.diff(counter.joules[max(0, first - 1) : last + 1]) < 0.0).any())
 
 
 def _is_stalled(before: PowerTrace, after: PowerTrace) -> bool:
