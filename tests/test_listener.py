@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from jouled.board.orphans import end_orphans
-from jouled.board.process import Processes, start_ticks
-from jouled.errors import WorkloadDiedError
+from jouled.board.orphans import end_orphans, find_orphans
+from jouled.board.process import Child, Processes, start_ticks
+from jouled.errors import StateError, WorkloadDiedError
 from jouled.workload.command import CommandRunner
 from jouled.workload.runner import Arrival
 from jouletune.space import Variant
@@ -65,6 +65,19 @@ def test_who_it_leaves_behind_keeps_nobody_from_seeing_that_it_has_ended() -> No
             take_on(runner)
     finally:
         runner.close()
+    assert find_orphans(MARKED, ()) == ()
+
+
+def test_a_child_that_cannot_be_written_down_does_not_go_on() -> None:
+    started: list[Child] = []
+
+    def refuse(child: Child) -> None:
+        started.append(child)
+        raise StateError("No space left on device")
+
+    with pytest.raises(StateError):
+        Processes(mark=MARKED, on_start=refuse).spawn(("sleep", "600"))
+    assert start_ticks(started[0].pid) is None
 
 
 def test_an_empty_datagram_is_an_inference_as_any_other() -> None:

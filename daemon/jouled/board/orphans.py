@@ -36,17 +36,17 @@ def _is_dead(pid: int) -> bool:
     return text.rpartition(")")[2].split()[0] in {"Z", "X"}
 
 
-def _carries(pid: int, mark: str) -> bool:
+def _carries(pid: int, variable: str) -> bool:
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False
-    return f"{MARK}={mark}".encode() in environment
+    return variable.encode() in environment
 
 
-def _marked(mark: str) -> Iterator[int]:
+def _carriers(variable: str) -> Iterator[int]:
     for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and _carries(int(folder.name), mark):
+        if folder.name.isdigit() and _carries(int(folder.name), variable):
             yield int(folder.name)
 
 
@@ -85,9 +85,9 @@ def _of_cgroup(cgroup: str) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Meant:
-    """Which processes are the dead job's; an empty mark or cgroup means nobody."""
+    """Which processes are the dead job's: those that carry `variable` (NAME=VALUE) too; empty means nobody."""
 
-    mark: str = ""
+    variable: str = ""
     children: tuple[Child, ...] = ()
     cgroup: str = ""
 
@@ -95,7 +95,7 @@ class Meant:
         """Is it one of them, and alive? Never this process."""
         if pid == os.getpid() or _is_dead(pid):
             return False
-        if self.mark and _carries(pid, self.mark):
+        if self.variable and _carries(pid, self.variable):
             return True
         return Child(pid, start_ticks(pid) or 0) in self.children or (
             self.cgroup != "" and _cgroup_of(pid) == self.cgroup
@@ -104,14 +104,18 @@ class Meant:
     def find(self) -> tuple[int, ...]:
         """All that live now."""
         found = {child.pid for child in self.children}
-        found |= set(_marked(self.mark)) if self.mark else set()
+        found |= set(_carriers(self.variable)) if self.variable else set()
         found |= set(_of_cgroup(self.cgroup)) if self.cgroup else set()
         return tuple(sorted(pid for pid in found if self.holds(pid)))
 
 
 def find_orphans(mark: str, children: tuple[Child, ...], cgroup: str = "") -> tuple[int, ...]:
     """Living processes that carry `mark` in their environment, are among `children` or in `cgroup`; never this one."""
-    return Meant(mark, children, cgroup).find()
+    return Meant(_marked(mark), children, cgroup).find()
+
+
+def _marked(mark: str) -> str:
+    return f"{MARK}={mark}" if mark else ""
 
 
 def _kill(pid: int, meant: Meant) -> int | None:
@@ -152,8 +156,16 @@ def _kill_and_wait(pids: tuple[int, ...], meant: Meant) -> None:
 
 def end_orphans(mark: str, children: tuple[Child, ...], cgroup: str = "") -> tuple[int, ...]:
     """SIGKILL them, wait, and return the pids that were ended. Raises StuckError when one does not die."""
+    return _end(Meant(_marked(mark), children, cgroup))
+
+
+def end_carriers(variable: str) -> tuple[int, ...]:
+    """The same to whatever has `variable` (NAME=VALUE) in its environment: who has left its process group, too."""
+    return _end(Meant(variable))
+
+
+def _end(meant: Meant) -> tuple[int, ...]:
     ended: set[int] = set()
-    meant = Meant(mark, children, cgroup)
     pids = meant.find()
     for _ in range(_ROUNDS):
         if not pids:

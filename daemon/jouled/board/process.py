@@ -268,9 +268,15 @@ class Processes:
             )
         except OSError as error:
             raise ToolAbsentError(f"{program}: cannot be started: {error.strerror}", argv=argv) from error
-        if self.on_start is not None:
-            self.on_start(Child(child.pid, start_ticks(child.pid) or 0))
-        return Spawned(child, tuple(argv))
+        spawned = Spawned(child, tuple(argv))
+        try:
+            if self.on_start is not None:
+                self.on_start(Child(child.pid, start_ticks(child.pid) or 0))
+        except BaseException:  # whom nobody could write down must not go on
+            spawned.kill()
+            spawned.release()
+            raise
+        return spawned
 
     def _wait(
         self, child: subprocess.Popen[str], argv: tuple[str, ...], *, timeout_s: float, began_s: float

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from jouled.board.orphans import end_carriers
 from jouled.board.process import Processes, uid_of
 from jouled.errors import WorkloadError
 from jouled.workload.arrival import shares
@@ -23,6 +24,7 @@ from jouletune.space import Variant
 log = logging.getLogger(__name__)
 
 _LIMITS = Limits(silence_s=30.0)
+_SOCKET = "JOULED_SOCKET"
 
 
 class CommandRunner:
@@ -95,10 +97,12 @@ class CommandRunner:
         self._instances.pause()
 
     def close(self) -> None:
-        """End the instances; idempotent. Raises StuckError."""
+        """End the instances, and whom they have put into sessions of their own; idempotent. Raises StuckError."""
         self._loaded = None
         self._instances.close()
         if self._folder is not None:
+            for path in self._folder.glob("*.sock"):
+                end_carriers(f"{_SOCKET}={path}")
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
@@ -109,7 +113,7 @@ class CommandRunner:
             "JOULED_BATCH": str(variant.batch),
             "JOULED_INSTANCE": str(number),
             "JOULED_INSTANCES": str(variant.instances),
-            "JOULED_SOCKET": str(path),
+            _SOCKET: str(path),
         }
         which = "" if variant.instances == 1 else f" {number + 1} of {variant.instances}"
         try:
