@@ -17,11 +17,11 @@ from jouled.board.apply import Actuator, ClocksPolicy, Method
 from jouled.board.board import Board, discover
 from jouled.board.grid import board_space
 from jouled.board.host import Host
-from jouled.board.knobs import CONF_PATH_PATH, STATUS_PATH, read_knobs
+from jouled.board.knobs import CONF_PATH_PATH, STATUS_PATH, Knobs, read_knobs
 from jouled.board.lock import hold_board
 from jouled.board.pending import pending_path, read_quarantine
 from jouled.board.restore import Found, restore
-from jouled.board.snapshot import read_origin, snapshot_path
+from jouled.board.snapshot import Snapshot, boot_id, read_origin, snapshot_path, write_snapshot
 from jouled.board.switches import DISABLED_PATH
 from jouled.config import Config, load
 from jouled.errors import BoardError, ConfigError, NotPermittedError, StateError, UsageError, WorkloadError
@@ -554,6 +554,20 @@ def test_rate_that_the_own_mode_cannot_reach_ends_after_its_window(bench: Bench)
 def test_short_windows_are_refused(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="32 averages"):
         bench.run(job__window_min_s=2.0)
+
+
+def test_what_a_dead_job_left_is_put_back_first_and_written_down(bench: Bench) -> None:
+    cap = "/sys/class/devfreq/17000000.gpu/max_freq"
+    write_snapshot(
+        bench.folder, Snapshot(boot_id(bench.host.sysfs), "dead", "dead-mark", "MAXN", Knobs(bench.knobs()), 1.0)
+    )
+    bench.host.sysfs.write(cap, "408000000", why="the dead job")
+    result = bench.run()
+    assert result.warnings[0] == "job dead was interrupted; 1 knobs were put back first"
+    events = Ledger(bench.folder).read().events
+    (change,) = (event for event in events if event["event"] == "restored" and event["job"] == "dead")
+    assert (change["why"], change["who"]) == ("tune", "user")
+    assert change["changed"] == [f"{cap}: wanted '1300500000', got '408000000'"]
 
 
 def test_damaged_snapshot_stops_everything_until_a_reboot(bench: Bench) -> None:

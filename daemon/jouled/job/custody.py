@@ -14,8 +14,8 @@ from jouled.board.applied import read_applied
 from jouled.board.apply import Actuator, probe_method
 from jouled.board.board import Board
 from jouled.board.host import Host
-from jouled.board.pending import Why, note_apply, note_boot
-from jouled.board.restore import Found, restore_held
+from jouled.board.pending import Why, note_apply
+from jouled.board.restore import restore_held
 from jouled.board.snapshot import (
     ChildLog,
     Origin,
@@ -25,10 +25,11 @@ from jouled.board.snapshot import (
     write_origin_once,
     write_snapshot,
 )
-from jouled.board.winner import read_winner, set_damaged_aside
+from jouled.board.winner import read_winner
 from jouled.job.enforcement import Enforcement
 from jouled.job.events import Events
 from jouled.job.ground import Ground, survey
+from jouled.job.mending import mend
 from jouled.job.modes import BoardModes, Modes
 from jouled.job.request import Request
 from jouled.job.trials import Trials
@@ -54,7 +55,7 @@ class Custody(Protocol):
     """What happens to a board from the lock to the end of a job, besides the trials."""
 
     def mend(self) -> None:
-        """Finish what a crash left. Raises RestoreError, StateError, StuckError."""
+        """Finish what a crash left, the ledger included. Raises RestoreError, StateError, StuckError."""
 
     def survey(self) -> Ground:
         """What the job stands on, nothing written. Raises NotSupportedError, ConfigError, BoardError, StateError."""
@@ -85,14 +86,8 @@ class BoardCustody:
 
     def mend(self) -> None:
         """Finish what a crash left, judge what the last boot left."""
-        for sentence in set_damaged_aside(self._host.state_dir):
+        for sentence in mend(self._host, who=self._charge.who, why="tune").warnings:
             self._charge.warn(sentence)
-        report = restore_held(self._host)
-        if report.found is not Found.NOTHING:
-            self._charge.warn(f"job {report.job} was interrupted; {len(report.changed)} knobs were put back first")
-        note = note_boot(self._host)
-        if note.text:
-            self._charge.warn(note.text)
 
     def survey(self) -> Ground:
         """As `Custody.survey`."""

@@ -30,6 +30,7 @@ from jouled.job.modes import Modes
 from jouled.job.request import Request
 from jouled.job.trials import Trials
 from jouled.job.tuning import Finding, Stopped
+from jouled.ledger import Ledger
 from jouletune.decision import Outcome, stopped
 from jouletune.space import Candidate, PowerMode, Space
 
@@ -120,6 +121,8 @@ class FixedCustody:
 
     def mend(self) -> None:
         """End what the last job has left running."""
+        for sentence in Ledger(self._host.state_dir).mend():
+            self._charge.warn(sentence)
         left = self._left()
         if left is None:
             return

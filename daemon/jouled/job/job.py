@@ -166,7 +166,7 @@ class Job:
 
     def _run_held(self) -> None:
         if not self._request.dry_run:
-            self._mend()
+            self._custody.mend()
         ground = self._custody.survey()
         self._meter = ground.meter
         describe_ground(self.result, ground)
@@ -181,14 +181,6 @@ class Job:
 
     def _elapsed_s(self) -> float:
         return self._host.clock.monotonic_s() - self._began_s
-
-    # --- before -----------------------------------------------------------------------------------------
-
-    def _mend(self) -> None:
-        """The ledger first, which is then written to."""
-        for sentence in self._ledger.mend():
-            self._warn(sentence)
-        self._custody.mend()
 
     # --- the course -------------------------------------------------------------------------------------
 

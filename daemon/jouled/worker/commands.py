@@ -22,10 +22,11 @@ from jouled.board.winner import delete_winner, read_winner, what_differs, winner
 from jouled.errors import BusyError, NotPermittedError, StateError, UsageError
 from jouled.job.cancel import Cancellation
 from jouled.job.events import Sink
+from jouled.job.mending import mend
 from jouled.job.site import Site
 from jouled.ledger import Ledger
 from jouled.worker.applying import BY_HAND, apply_target, rollback
-from jouled.worker.standing import Enter, mend, no_phase, should_be
+from jouled.worker.standing import Enter, no_phase, should_be
 
 if TYPE_CHECKING:
     from jouled.workload.runner import Runner

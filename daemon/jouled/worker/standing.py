@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,18 +12,14 @@ from jouled.board.board import Board
 from jouled.board.host import Host
 from jouled.board.knobs import Knobs, read_knobs
 from jouled.board.lock import hold_board
-from jouled.board.pending import note_boot, read_quarantine
-from jouled.board.restore import Found, RestoreReport, restore_held
+from jouled.board.pending import read_quarantine
 from jouled.board.snapshot import boot_id, read_origin
 from jouled.board.switches import check_switches
-from jouled.board.winner import home_of, set_damaged_aside
-from jouled.errors import ConfigError, NotPermittedError, StateError
-from jouled.job.changes import RESTORED, Change, keep_change
+from jouled.board.winner import home_of
+from jouled.errors import ConfigError, NotPermittedError
+from jouled.job.mending import Mended, mend
 from jouled.job.site import Site
-from jouled.ledger import Ledger
 from jouletune.space import PowerMode
-
-log = logging.getLogger(__name__)
 
 Enter = Callable[[str], None]
 
@@ -51,39 +46,6 @@ def should_be(host: Host, board: Board, in_force: Applied | None) -> Wanted:
     ground = {"conf_sha256": board.conf_sha256, "base_mode": board.base_mode.name, "boot_id": boot_id(host.sysfs)}
     home = origin.knobs if origin is not None and origin.holds(**ground) else found
     return Wanted(board.reference, ClocksPolicy.CAPPED, home)
-
-
-@dataclass(frozen=True, slots=True)
-class Mended:
-    """What was done before anything else; `warnings`: a sentence for each thing that somebody should know."""
-
-    report: RestoreReport
-    warnings: tuple[str, ...]
-
-
-def mend(host: Host, *, who: str, why: str) -> Mended:
-    """Finish what a crash left, judge what the last boot left. The board must be held.
-
-    Neither a full disk nor a damaged ledger keeps the knobs from being put back. Raises as `restore_held` and
-    `note_boot`.
-    """
-    report = restore_held(host)
-    warnings = list(report.warnings)
-    if report.found is not Found.NOTHING:
-        text = f"job {report.job} was interrupted; {len(report.changed)} knobs were put back first"
-        warnings.append(text)
-    try:
-        warnings += set_damaged_aside(host.state_dir)
-        warnings += Ledger(host.state_dir).mend()
-        if report.found is not Found.NOTHING:
-            change = Change(RESTORED, who, why, None, None)
-            more = {"job": report.job, "found": report.found.value, "changed": list(report.changed[:20])}
-            keep_change(host, change, **more)
-    except StateError as error:
-        log.error("%s", error)
-        warnings.append(str(error))
-    note = note_boot(host)
-    return Mended(report, (*warnings, note.text) if note.text else tuple(warnings))
 
 
 def require_write(site: Site, verb: str) -> None:
