@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 import jouled
 from jouled.board.board import discover
 from jouled.board.knobs import read_knobs
+from jouled.board.lock import hold_board
 from jouled.board.modename import mode_name, parse_mode_name
 from jouled.board.pending import Why, note_apply, note_boot
 from jouled.cli import main
@@ -212,6 +214,38 @@ def test_json_lines_are_the_ledgers_events(state: list[str], capsys: pytest.Capt
     ]
     gaps = [b["t_s"] - a["t_s"] for a, b in itertools.pairwise(events)]
     assert max(gaps) <= 5.0
+
+
+def only_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    (line,) = capsys.readouterr().out.splitlines()
+    event: dict[str, Any] = json.loads(line)
+    assert {"v", "seq", "t_s", "event", "job", "result"} <= set(event)
+    assert event["event"] == "finished"
+    return event
+
+
+def test_json_lines_of_a_dry_run_are_the_plan(state: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(tune_arguments(state, "--dry-run", "--json-lines")) == 0
+    told = only_line(capsys)["result"]
+    assert (told["outcome"], told["plan"]["grid_size"]) == (None, 96)
+
+
+def test_json_lines_say_that_somebody_holds_the_board(state: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(tune_arguments(state, "--dry-run", "--json")) == 0  # so that the board is there
+    capsys.readouterr()
+    with (
+        closing(VirtualMachine(Path(state[-1]) / "board", on_reset="exit")) as machine,
+        hold_board(machine.host(Path(state[-1])), verb="tune"),
+    ):
+        assert main(tune_arguments(state, "--json-lines")) == 12
+    told = only_line(capsys)["result"]
+    assert (told["outcome"], told["reason"]["code"]) == ("board_busy", "lock_held")
+
+
+def test_json_and_json_lines_do_not_go_together(state: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(tune_arguments(state, "--json", "--json-lines"))
+    assert "not allowed with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -103,8 +103,14 @@ def _virtual_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _output_options(parser: argparse.ArgumentParser) -> None:
+def _output_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def _told_while_it_runs(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group()
+    _output_options(which)
+    which.add_argument("--json-lines", action="store_true", help="the job's events, one JSON object a line")
 
 
 def _tune(verbs: Any) -> None:
@@ -120,7 +126,7 @@ def _tune(verbs: Any) -> None:
     _virtual_options(parser)
     target = parser.add_argument_group("the target")
     bound = target.add_mutually_exclusive_group()
-    bound.add_argument("--latency-bound-s", metavar="S", type=float, help="seconds, e.g. 0.033")
+    bound.add_argument("--latency-bound-s", metavar="S", type=float, help="seconds, e.g. 0.033 for 33 ms")
     bound.add_argument("--latency-bound-ratio", metavar="R", type=float, help="x the base mode's latency, e.g. 1.2")
     bound.add_argument("--no-latency-bound", action="store_true", default=None, help="energy alone counts")
     target.add_argument("--latency-percentile", metavar="P", type=float, help="default 95")
@@ -140,17 +146,22 @@ def _tune(verbs: Any) -> None:
     )
     job.add_argument("--rate-hz", metavar="HZ", type=float, help="requests a second, e.g. a camera's 30")
     job.add_argument("--budget", metavar="N", type=int, help="windows before the finals (default 15)")
-    job.add_argument("--sampler", choices=("descent", "tpe", "random", "grid"))
+    job.add_argument(
+        "--sampler", choices=("descent", "tpe", "random", "grid"), help="how the next one is chosen (default descent)"
+    )
     job.add_argument("--grid", metavar="ExGxC", help="points of EMC x GPU x CPU, e.g. 3x8x4; or full")
-    job.add_argument("--clocks", choices=("capped", "locked", "both"))
+    job.add_argument(
+        "--clocks", choices=("capped", "locked", "both"), help="caps alone (default), or pinned by jetson_clocks"
+    )
     job.add_argument("--seed", metavar="N", type=_seed, help="seed of everything random in the job")
-    job.add_argument("--max-duration-s", metavar="S", type=float)
-    job.add_argument("--keep-samples", action="store_true", default=None, help="raw samples, an npz a window")
+    job.add_argument("--max-duration-s", metavar="S", type=float, help="the search ends in time for it (default 1800)")
+    job.add_argument(
+        "--keep-samples", action="store_true", default=None, help="raw samples, an npz a window, below the state folder"
+    )
     job.add_argument("--export", metavar="GRID.csv", type=Path, help="write what was measured as a board for --table")
     job.add_argument("--fail-on-no-gain", action="store_true", help="exit 4 where nothing better was found")
     job.add_argument("--dry-run", action="store_true", help="say what would be done and how long it takes")
-    _output_options(parser)
-    parser.add_argument("--json-lines", action="store_true", help="the job's events, one JSON object a line")
+    _told_while_it_runs(parser)
 
 
 def _plain(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:

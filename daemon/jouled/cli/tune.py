@@ -15,7 +15,7 @@ from jouled.cli.output import candidates_text, duration, ending
 from jouled.cli.progress import Progress
 from jouled.cli.site import arrival_of, open_site, require_root
 from jouled.job.cancel import Cancellation
-from jouled.job.events import Event, Sink, encode
+from jouled.job.events import Event, Events, Sink, encode
 from jouled.job.export import Export, check_export
 from jouled.job.job import run_job
 from jouled.job.result import JobResult
@@ -36,13 +36,13 @@ def tune(arguments: argparse.Namespace) -> int:
         if not site.fixed:
             require_root(site, "tune")
         runner = site.make_runner(arrival)
-        cancellation, export = Cancellation(), Export()
-        sinks: tuple[Sink, ...] = (export, *_sinks(arguments))
+        cancellation, export, lines = Cancellation(), Export(), _Lines()
+        sinks: tuple[Sink, ...] = (export, *_sinks(arguments, lines))
         with _signals(cancellation):
             result = run_job(site.host, request, runner, cancellation=cancellation, sinks=sinks)
     finally:
         site.close()
-    _say(arguments, site, result)
+    _say(arguments, site, result, lines)
     if result.plan is not None:
         return 0
     if arguments.export is not None:
@@ -69,27 +69,41 @@ def _signals(cancellation: Cancellation) -> Iterator[None]:
 # --- while it runs ------------------------------------------------------------------------------------------
 
 
-def _sinks(arguments: argparse.Namespace) -> tuple[Sink, ...]:
+class _Lines:
+    """Events on standard output, one a line."""
+
+    def __init__(self) -> None:
+        self.last: Event = {}
+
+    def __call__(self, event: Event) -> None:
+        self.last = event
+        print(encode(event), flush=True)
+
+    def end(self, site: Site, result: JobResult) -> None:
+        """A dry run, and a job that somebody else's lock kept out, have no end in the ledger; who listens gets one."""
+        if self.last.get("event") == "finished":
+            return
+        told = result.as_json() | ({} if result.plan is None else {"outcome": None, "plan": result.plan})
+        Events(site.host.clock, result.job, [self], int(self.last.get("seq", 0))).emit("finished", result=told)
+
+
+def _sinks(arguments: argparse.Namespace, lines: _Lines) -> tuple[Sink, ...]:
     if arguments.json_lines:
-        return (_print_line,)
+        return (lines,)
     if arguments.json:
         return ()
     return (Progress(),)
 
 
-def _print_line(event: Event) -> None:
-    print(encode(event), flush=True)
-
-
 # --- when it is over ----------------------------------------------------------------------------------------
 
 
-def _say(arguments: argparse.Namespace, site: Site, result: JobResult) -> None:
-    if arguments.json:
+def _say(arguments: argparse.Namespace, site: Site, result: JobResult, lines: _Lines) -> None:
+    if arguments.json_lines:
+        lines.end(site, result)
+    elif arguments.json:
         body = result.as_json() if result.plan is None else {"schema": 1, "job": result.job, "plan": result.plan}
         print(encode(body))
-    elif arguments.json_lines:
-        return
     elif result.plan is not None:
         print(_plan_text(result.plan))
     else:
