@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -28,6 +29,8 @@ COVERAGE = "GPU board, as NVML counts it"
 _PERIOD_S = 0.125  # four of them are a batch of 0.5 s (MEASUREMENT, "Errors")
 _AVERAGE_S = 1.0  # of PowerUsage, where there is no instant field
 _WIDE, _FINE_S = 3.0, 0.01
+_PID_NAMESPACE = "/proc/self/ns/pid"
+_FIRST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, the same on every Linux
 
 
 def child_argv(device: int, pynvml: Path) -> list[str]:
@@ -69,9 +72,12 @@ class NvmlObserver:
         return ClockReading(None, _hz(look["sm_mhz"]), _hz(look["memory_mhz"]))
 
     def others(self, own: Collection[int]) -> tuple[GpuClient, ...]:
-        """Nobody where none of `own` is listed: then NVML's pids are those of another namespace, and mean nothing."""
+        """Nobody where NVML's pids are those of another namespace, and mean nothing here.
+
+        They are ours where one of `own` is listed; where there is none yet, if the namespace is the machine's first.
+        """
         pids = self._link().look()["pids"]
-        if pids is None or not set(own) & set(pids):
+        if pids is None or not (set(own) & set(pids) if own else _is_first_namespace()):
             return ()
         return tuple(GpuClient(_name(pid), pid) for pid in pids if pid not in own)
 
@@ -82,6 +88,10 @@ class NvmlObserver:
 
 def _hz(clock_mhz: int | None) -> int | None:
     return None if clock_mhz is None else clock_mhz * 1_000_000
+
+
+def _is_first_namespace() -> bool:
+    return os.readlink(_PID_NAMESPACE) == _FIRST_NAMESPACE
 
 
 def _name(pid: int) -> str:
