@@ -138,6 +138,25 @@ def test_a_line_may_stand_for_several(run: Make) -> None:
     np.testing.assert_allclose(np.diff(done.end_s[:10]), np.diff(done.end_s[:10])[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize(("batch", "items", "requests"), [(4, 4, 1), (4, 8, 2), (1, 8, 8)])
+def test_items_are_inferences_whatever_the_batch(run: Make, batch: int, items: int, requests: int) -> None:
+    one = run(f"import time\nwhile True: time.sleep(0.02); print('{{\"items\": {items}}}', flush=True)")
+    one.load(Variant(batch=batch))
+    one.begin()
+    done = taken(one, 8 * requests)
+    lines_s = np.median(np.diff(done.end_s[::requests]))
+    assert lines_s == pytest.approx(0.02, rel=0.5)
+    assert done.batch * requests == items
+
+
+def test_part_of_a_request_is_an_error(run: Make) -> None:
+    one = run("import time\nwhile True: time.sleep(0.02); print('{\"items\": 6}', flush=True)")
+    one.load(Variant(batch=4))
+    one.begin()
+    with pytest.raises(WorkloadDiedError, match=r"6 items, and a request has 4 \(JOULED_BATCH\)"):
+        taken(one, 8)
+
+
 OWN = """
 import json, time
 while True:
@@ -395,7 +414,7 @@ def test_a_line_without_an_end_is_refused() -> None:
 @given(st.binary(max_size=60))
 def test_any_text_is_one_inference_or_an_error(text: bytes) -> None:
     try:
-        assert parse_line(text).items >= 1
+        assert (parse_line(text).items or 1) >= 1
     except FrameError:
         assert isinstance(json.loads(text), dict)
 
@@ -407,8 +426,8 @@ def test_any_text_is_one_inference_or_an_error(text: bytes) -> None:
         ("{not json", Line()),
         ("{}", Line()),
         ('{"items": 8}', Line(8)),
-        ('{"start_ns": 1, "end_ns": 2}', Line(1, None, 1, 2)),
-        ('{"arrival_ns": 0, "start_ns": 1, "end_ns": 2, "more": []}', Line(1, 0, 1, 2)),
+        ('{"start_ns": 1, "end_ns": 2}', Line(None, None, 1, 2)),
+        ('{"arrival_ns": 0, "start_ns": 1, "end_ns": 2, "more": []}', Line(None, 0, 1, 2)),
     ],
 )
 def test_what_a_line_may_say(told: str, wanted: Line) -> None:

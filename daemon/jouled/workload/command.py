@@ -128,6 +128,7 @@ class CommandRunner:
             name=f"{Path(self._argv[0]).name}{which}",
             limits=self._limits,
             is_paced=self.arrival.kind != "back_to_back",
+            batch=variant.batch,
             inbox=inbox,
         )
         self._instances.add(child)

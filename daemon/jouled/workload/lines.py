@@ -14,9 +14,9 @@ _TIMES = ("arrival_ns", "start_ns", "end_ns")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: so many inferences have ended. The times are the program's own, where it tells them."""
+    """One line: so many inferences have ended (None: those of one request). The times are the program's own."""
 
-    items: int = 1
+    items: int | None = None
     arrival_ns: int | None = None
     start_ns: int | None = None
     end_ns: int | None = None
@@ -30,8 +30,8 @@ def parse_line(text: bytes) -> Line:
         told = json.loads(text)
     except (ValueError, RecursionError):
         return Line()
-    items = told.get("items", 1)
-    if not _is_count(items) or not 1 <= items <= _MOST_ITEMS:
+    items = told.get("items")
+    if "items" in told and (not _is_count(items) or not 1 <= items <= _MOST_ITEMS):
         raise FrameError(f"line {text[:80]!r}: items: wanted 1 to {_MOST_ITEMS}, got {items!r}")
     times = {name: told[name] for name in _TIMES if name in told}
     for name, value in times.items():

@@ -36,14 +36,25 @@ _Row = tuple[int, int, int]
 
 
 class ProgramChild:
-    """A program that is paced by us, or by itself. `name` stands before its pid in every message."""
+    """A program that is paced by us, or by itself. `name` stands before its pid in every message.
+
+    A request of it is `batch` inferences.
+    """
 
     def __init__(
-        self, spawned: Spawned, *, name: str, limits: Limits, is_paced: bool, inbox: socket.socket | None = None
+        self,
+        spawned: Spawned,
+        *,
+        name: str,
+        limits: Limits,
+        is_paced: bool,
+        batch: int = 1,
+        inbox: socket.socket | None = None,
     ) -> None:
         self.pid = spawned.pid
         self._limits = limits
         self._is_paced = is_paced
+        self._batch = batch
         self._inbox = inbox
         self._reader = LineReader()
         self._by_datagram = False
@@ -237,7 +248,7 @@ class ProgramChild:
         self._last_ns = rows[-1][2] if rows else now_ns
 
     def _answered(self, line: Line, now_ns: int) -> list[_Row]:
-        if line.items != 1 or not self._due_ns:
+        if self._requests(line) != 1 or not self._due_ns:
             raise FrameError(
                 "writes more lines than it was asked for: at a rate each line on its standard input is one request",
                 hint='read a line, make one inference, write a line; or set arrival = "back_to_back"',
@@ -246,19 +257,32 @@ class ProgramChild:
         start_ns = max(due_ns, self._last_ns or 0) if line.start_ns is None else line.start_ns
         return [(due_ns, start_ns, _end_of(line, now_ns))]
 
+    def _requests(self, line: Line) -> int:
+        """How many a line stands for: what it counts are inferences. Raises FrameError for part of a request."""
+        if line.items is None:
+            return 1
+        requests, rest = divmod(line.items, self._batch)
+        if rest or not requests:
+            raise FrameError(
+                f"tells of {line.items} items, and a request has {self._batch} (JOULED_BATCH)",
+                hint="items counts inferences, so it is a multiple of the batch; or leave it out: one line a request",
+            )
+        return requests
+
     def _by_itself(self, line: Line, now_ns: int) -> list[_Row]:
         if line.start_ns is not None:
             arrival_ns = line.start_ns if line.arrival_ns is None else line.arrival_ns
-            if line.items != 1:
+            if self._requests(line) != 1:
                 raise FrameError("tells the times of several items at once: one line for each, or no times")
             if arrival_ns < self._at_ns:  # begun before this load: SIGSTOP has held it up
                 return []
             return [(arrival_ns, line.start_ns, _end_of(line, now_ns))]
         if self._last_ns is None:
             return []  # the first one says when the second began
-        if line.items == 1:
+        requests = self._requests(line)
+        if requests == 1:
             return [(self._last_ns, self._last_ns, now_ns)]
-        edges: list[int] = np.linspace(self._last_ns, now_ns, line.items + 1).round().astype(np.int64).tolist()
+        edges: list[int] = np.linspace(self._last_ns, now_ns, requests + 1).round().astype(np.int64).tolist()
         return [(start_ns, start_ns, end_ns) for start_ns, end_ns in pairwise(edges)]
 
 
