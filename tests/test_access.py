@@ -76,6 +76,13 @@ def test_file_that_is_not_there_is_no_matter_of_rights(tmp_path: Path) -> None:
     assert (found.text, found.command) == (f"{tmp_path}/none.plan: there is no such file", "")
 
 
+def test_program_that_nobody_may_run_is_made_executable(tmp_path: Path) -> None:
+    program = tmp_path / "loop.sh"
+    program.touch(mode=0o644)
+    (found,) = refusals(Processes(), entry_of(tmp_path, f'kind = "command"\nargv = ["{program}"]'), None)
+    assert (found.how, found.command) == ("x", f"sudo chmod +x {program}")
+
+
 def test_user_that_there_is_not_is_named(tmp_path: Path) -> None:
     entry = entry_of(tmp_path, 'engine = "/a.plan"')
     with pytest.raises(ConfigError, match="no such user"):

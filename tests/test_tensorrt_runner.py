@@ -569,9 +569,10 @@ def test_a_wrong_arrival_names_its_key(tmp_path: Path, arrival: dict[str, Any], 
         ({"input": SAMPLE > 0, "more": SAMPLE}, "more"),
         ({"input": SAMPLE.astype("complex64")}, "wanted float32, got complex64"),
         (b"PK not a zip", "wanted an .npz file"),
+        (b"words", "wanted an .npz file with one array a tensor: it begins with b'wo'"),
         (None, "cannot be read"),
     ],
-    ids=["name", "shape", "none", "too many", "type", "garbage", "missing"],
+    ids=["name", "shape", "none", "too many", "type", "garbage", "text", "missing"],
 )
 def test_inputs_that_do_not_fit_are_named(tmp_path: Path, values: Any, words: str) -> None:
     path = arrays(tmp_path, "in", **values) if isinstance(values, dict) else str(tmp_path / "in.npz")

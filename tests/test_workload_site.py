@@ -141,10 +141,39 @@ def test_reserve_of_the_configuration_is_kept_free(bench: Bench) -> None:
 
 def test_interpreter_that_is_not_there_is_the_workloads_fault_and_not_the_boards(bench: Bench) -> None:
     bench.python = Path("/nowhere/python")
-    workload = bench.workload('engine = "/a.plan"')
-    with pytest.raises(WorkloadError, match=r"/nowhere/python") as caught:
+    workload = bench.workload(engine(bench))
+    with pytest.raises(WorkloadError, match=r"/nowhere/python: there is no folder /nowhere") as caught:
         workload.prepare(bench.beat)
-    assert "check-config" in caught.value.hint
+    assert (caught.value.code, "check-config" in caught.value.hint) == ("bad_spec", True)
+
+
+def test_files_are_tried_before_anything_is_started(bench: Bench) -> None:
+    workload = bench.workload('engine = "/nowhere/a.plan"')
+    with pytest.raises(WorkloadError, match=r"/nowhere/a.plan: there is no folder /nowhere") as caught:
+        workload.prepare(bench.beat)
+    assert (caught.value.code, bench.beats) == ("plan_unreadable", 0)
+    program = bench.folder / "loop.sh"
+    program.touch(mode=0o644)
+    workload = bench.workload(f'kind = "command"\nargv = ["{program}"]')
+    with pytest.raises(WorkloadError, match=r"may not run") as caught:
+        workload.prepare(bench.beat)
+    assert caught.value.hint == f"sudo chmod +x {program}"
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "hint"),
+    [
+        ("batch = [9]", "shape_outside_profile", "batch or shapes"),
+        ('batch = [2]\ninputs = "{folder}/words.npz"', "inputs_invalid", "numpy.savez"),
+    ],
+)
+def test_what_a_runner_refuses_comes_with_what_to_do(bench: Bench, more: str, code: str, hint: str) -> None:
+    (bench.folder / "words.npz").write_text("words")
+    workload = bench.workload(engine(bench) + "\n" + more.format(folder=bench.folder))
+    workload.prepare(bench.beat)
+    with pytest.raises(WorkloadError) as caught:
+        workload.runner().load(Variant(workload.entry.engine[0], workload.entry.batch[0]))
+    assert (caught.value.code, hint in caught.value.hint) == (code, True)
 
 
 @pytest.mark.parametrize("missing", ["pycuda", "tensorrt"])
@@ -152,9 +181,20 @@ def test_trtexec_stands_in_where_python_has_no_bindings(bench: Bench, tmp_path: 
     modules = tuple({"tensorrt", "pycuda"} - {missing})
     (tmp_path / "other").mkdir()
     bench.python = interpreter(tmp_path / "other", modules=modules)
+    (tmp_path / "trtexec").touch(mode=0o755)
+    bench.host = replace(bench.host, processes=Processes(path=f"{tmp_path}:{BOARD_PATH}"))
     workload = bench.workload(engine(bench))
     said = workload.prepare(bench.beat)
     assert any("trtexec" in sentence and missing in sentence for sentence in said)
+
+
+def test_without_bindings_and_without_trtexec_the_bindings_are_what_is_missing(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    bench.python = interpreter(tmp_path / "other", modules=("tensorrt",))
+    workload = bench.workload(engine(bench))
+    with pytest.raises(WorkloadError) as caught:
+        workload.prepare(bench.beat)
+    assert (caught.value.code, "pip install pycuda" in caught.value.hint) == ("no_pycuda", True)
 
 
 def test_without_bindings_a_rate_cannot_be_run_and_the_reason_is_said(bench: Bench, tmp_path: Path) -> None:
@@ -251,7 +291,7 @@ def test_link_in_the_place_of_a_plan_is_not_followed(bench: Bench) -> None:
 
 def test_a_model_that_cannot_be_read_is_named(bench: Bench) -> None:
     workload = bench.workload('onnx = "/nowhere/model.onnx"')
-    with pytest.raises(WorkloadError, match=r"/nowhere/model.onnx: absent"):
+    with pytest.raises(WorkloadError, match=r"/nowhere/model.onnx: there is no folder /nowhere"):
         workload.prepare(bench.beat)
 
 

@@ -17,9 +17,13 @@ _TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A file that `user` (None: this one) cannot use. `command` lets it; "" where the file is not there at all."""
+    """A file that `user` (None: this one) cannot use, to read (`how` r) or to run (x).
+
+    `command` lets it; "" where the file is not there at all.
+    """
 
     path: str
+    how: str
     text: str
     command: str = ""
 
@@ -38,9 +42,9 @@ def refusals(processes: Processes, entry: WorkloadEntry, user: str | None) -> It
             continue
         blocked = next((str(folder) for folder in _folders(path) if not _can(processes, str(folder), "x", user)), None)
         if blocked is None and not os.path.exists(path):
-            yield Refusal(path, f"{path}: there is no such file")
+            yield Refusal(path, how, f"{path}: there is no such file")
         elif blocked is not None and not os.path.exists(blocked):
-            yield Refusal(path, f"{path}: there is no folder {blocked}")
+            yield Refusal(path, how, f"{path}: there is no folder {blocked}")
         else:
             yield _refused(path, blocked, how, user)
 
@@ -55,7 +59,11 @@ def _refused(path: str, blocked: str | None, how: str, user: str | None) -> Refu
     doing = "enter" if blocked is not None else {"r": "read", "x": "run"}[how]
     name = user or os.environ.get("USER") or str(os.geteuid())
     command = f"sudo setfacl -m u:{name}:{right} {shlex.quote(place)}"
-    return Refusal(path, f"{path}: {who} may not {doing} {place}", command)
+    if (
+        blocked is None and how == "x" and not Path(path).stat().st_mode & 0o111
+    ):  # nobody may: it is not meant to be run
+        command = f"sudo chmod +x {shlex.quote(place)}"
+    return Refusal(path, how, f"{path}: {who} may not {doing} {place}", command)
 
 
 def _can(processes: Processes, path: str, how: str, user: str | None) -> bool:

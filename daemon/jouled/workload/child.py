@@ -37,6 +37,17 @@ log = logging.getLogger(__name__)
 _KEPT_LINES = 200
 _BEAT_S = 1.0
 _SHOWN_LINES = 6
+# What is to be done about what a runner says, by its own word.
+_HINTS = {
+    "plan_unreadable": "jouled check-config tries every file as whoever runs it",
+    "plan_invalid": "a plan fits the TensorRT version and the GPU that it was built with, and no other: build it here; "
+    "a model in ONNX goes in workloads.NAME.onnx",
+    "shape_outside_profile": "set workloads.NAME.batch or shapes to what the engine was built for",
+    "inputs_invalid": "workloads.NAME.inputs: numpy.savez(FILE, NAME=array) with one array for each input by its name",
+    "output_mismatch": "is it the right engine, with the inputs that workloads.NAME.outputs belongs to? tolerance "
+    "allows more",
+    "build_failed": "trtexec --onnx=MODEL says more about why",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,5 +203,5 @@ class RunnerChild:
         told = document.get("log")
         lines = [str(line) for line in told] if isinstance(told, list) else []
         text = " | ".join((str(document.get("text", "")), *lines[-_SHOWN_LINES:]))
-        kind = WorkloadDiedError if self._has_begun else WorkloadError
-        return kind(f"{self._listener.who}: {text}", code=str(document.get("code", "")))
+        kind, code = WorkloadDiedError if self._has_begun else WorkloadError, str(document.get("code", ""))
+        return kind(f"{self._listener.who}: {text}", code=code, hint=_HINTS.get(code, ""))

@@ -11,14 +11,15 @@ from typing import Any, Protocol
 
 from jouled.board.host import Host
 from jouled.config.tables import Config, WorkloadEntry
-from jouled.errors import ToolAbsentError, WorkloadError
+from jouled.errors import NotPermittedError, ToolAbsentError, WorkloadError
+from jouled.workload.access import refusals
 from jouled.workload.command import CommandRunner
 from jouled.workload.marks import workload_marks
 from jouled.workload.memory import MemoryNeed, available_bytes, check_fits
 from jouled.workload.plans import PlanCache, profile_of
 from jouled.workload.process_runner import ProcessRunner, about, build_plan, runner_argv
 from jouled.workload.runner import Arrival, Loaded, Runner
-from jouled.workload.trtexec import GET_PYCUDA, LIMITS, TrtexecRunner
+from jouled.workload.trtexec import GET_PYCUDA, LIMITS, TrtexecRunner, has_trtexec
 from jouled.workload.trtexec import WARNING as TRTEXEC_WARNING
 from jouled.workload.users import RUNNER_USER, runner_user
 from jouletune.measurement import Completions
@@ -151,6 +152,7 @@ class ConfiguredWorkload:
         """
         said = []
         assert self._runner is not None, "a job has its runner before it prepares it"
+        self._check_files()
         self._runner.beat = beat
         if self.user is None and os.geteuid() == 0:
             said.append(
@@ -171,10 +173,23 @@ class ConfiguredWorkload:
             self._build(told, beat)
         return tuple(said)
 
+    def _check_files(self) -> None:
+        """Raise WorkloadError for the first file that whoever runs it cannot use, with the line that lets it."""
+        try:
+            for refusal in refusals(self.host.processes, self.entry, self.user):
+                hint = refusal.command or "is the path right? jouled check-config tries every file"
+                raise WorkloadError(
+                    refusal.text, code="plan_unreadable" if refusal.how == "r" else "bad_spec", hint=hint
+                )
+        except NotPermittedError as error:  # only root can try as another user: the runner will say it
+            log.info("whether the workload's files can be read was not tried: %s", error)
+
     def _fall_back(self, error: WorkloadError) -> str:
         """trtexec is JetPack's own and needs no Python. Raises `error` where it cannot stand in either."""
         if self.arrival.kind != "back_to_back" or (self.entry.batch != (1,) and not self.entry.shapes):
             raise error
+        if not has_trtexec(self.host.processes):
+            raise WorkloadError(str(error), code=error.code, hint=_WITHOUT_BINDINGS[error.code]) from error
         log.warning("%s", error)
         assert self._runner is not None
         self._runner.switch(self._trtexec())

@@ -686,7 +686,7 @@ def choose_shapes(plan: Plan, spec: Spec) -> int:
     unknown = sorted(set(spec.shapes) - {tensor.name for tensor in plan.inputs})
     if unknown:
         names = ", ".join(tensor.name for tensor in plan.inputs)
-        raise RunnerError("bad_spec", f"spec.shapes names {', '.join(unknown)}, the engine's inputs are {names}")
+        raise RunnerError("bad_spec", f"shapes names {', '.join(unknown)}, the engine's inputs are {names}")
     wanted = {tensor.name: _wanted_shape(tensor, spec) for tensor in plan.inputs}
     refused: list[str] = []
     for profile in range(max(1, int(plan.engine.num_optimization_profiles))):
@@ -1013,6 +1013,10 @@ def _bf16(numpy: Any, values: Any) -> Any:
 
 def _arrays(numpy: Any, path: str, code: str) -> dict[str, Any]:
     try:
+        with open(path, "rb") as file:
+            magic = file.read(2)
+        if magic != b"PK":  # of other files numpy says that they are pickled
+            raise ValueError(f"it begins with {magic!r}")
         with numpy.load(path, allow_pickle=False) as file:
             return {str(name): file[name] for name in file.files}
     except OSError as error:
@@ -1154,7 +1158,7 @@ def _add_profile(log: Log, builder: Any, network: Any, config: Any, spec: Spec) 
     unknown = sorted(set(spec.profile) - {str(tensor.name) for tensor in inputs})
     if unknown:
         names = ", ".join(str(tensor.name) for tensor in inputs)
-        raise RunnerError("bad_spec", f"spec.profile names {', '.join(unknown)}, the network's inputs are {names}")
+        raise RunnerError("bad_spec", f"shapes names {', '.join(unknown)}, the network's inputs are {names}")
     profile = builder.create_optimization_profile()
     is_needed = False
     for tensor in inputs:
@@ -1176,7 +1180,7 @@ def _range(spec: Spec, name: str, shape: list[int]) -> tuple[Any, Any, Any]:
     if wanted and wanted[0] == -1:
         wanted[0] = spec.batch
     if -1 in wanted or len(wanted) != len(shape):
-        text = f"{name}: {shape} leaves dimensions open: wanted spec.profile.{name} or spec.shapes.{name}"
+        text = f"{name}: {shape} leaves dimensions open: say them in shapes, {name} = [1, …] for one item"
         raise RunnerError("bad_spec", text)
     return tuple(wanted), tuple(wanted), tuple(wanted)
 

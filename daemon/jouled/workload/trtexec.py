@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,15 @@ PLACES = ("/usr/src/tensorrt/bin/trtexec", "trtexec")
 _LONGEST_S = 900.0  # it prints six digits: beyond 1000 s they are not even milliseconds
 _TRY_S = 1
 _VERSION = re.compile(r"TensorRT v(\d+)")
+
+
+def has_trtexec(processes: Processes) -> bool:
+    """Is NVIDIA's program on this machine?"""
+    return _found(processes, PLACES) is not None
+
+
+def _found(processes: Processes, places: Sequence[str]) -> str | None:
+    return next(filter(None, (shutil.which(place, path=processes.path) for place in places)), None)
 
 
 class TrtexecRunner:
@@ -180,10 +189,9 @@ class TrtexecRunner:
         return child
 
     def _find(self) -> str:
-        for place in (self._program,) if self._program is not None else PLACES:
-            found = shutil.which(place, path=self._processes.path)
-            if found is not None:
-                return found
+        found = _found(self._processes, (self._program,) if self._program is not None else PLACES)
+        if found is not None:
+            return found
         raise ToolAbsentError(
             f"trtexec: no such program: looked for {' and '.join(PLACES)}",
             argv=["trtexec"],
