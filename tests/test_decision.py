@@ -353,7 +353,9 @@ def test_order_within_blocks_is_random_and_repeats_with_its_seed() -> None:
 def test_every_reason_of_a_window_is_a_reason_of_a_job() -> None:
     codes = {code.value for code in ReasonCode}
     assert {reason.value for reason in Invalid} <= codes
-    assert {reason.value for reason in Infeasible} == {loss.value for loss in Loss}
+    assert {reason.value for reason in Infeasible} <= codes
+    measured = set(Infeasible) - {Infeasible.MEMORY}  # what does not fit is no arm of any finals
+    assert {reason.value for reason in measured} == {loss.value for loss in Loss}
 
 
 def test_a_job_without_finals_has_a_decision_too() -> None:
