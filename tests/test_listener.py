@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -78,6 +80,34 @@ def test_a_child_that_cannot_be_written_down_does_not_go_on() -> None:
     with pytest.raises(StateError):
         Processes(mark=MARKED, on_start=refuse).spawn(("sleep", "600"))
     assert start_ticks(started[0].pid) is None
+
+
+PARENT = """
+import sys, time
+from jouled.board.process import Processes
+from jouled.workload.command import CommandRunner
+from jouled.workload.runner import Arrival
+from jouletune.space import Variant
+ticks = "import time\\nwhile True: time.sleep(0.01); print('tick', flush=True)"
+runner = CommandRunner(Processes(mark=sys.argv[1]), Arrival(), argv=(sys.executable, "-S", "-c", ticks))
+runner.load(Variant())
+print("stands still", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
+@pytest.mark.usefixtures("ends_what_is_left")
+def test_a_program_that_stands_still_ends_with_a_parent_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, MARKED], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"stands still\n"
+        parent.kill()
+        parent.wait()
+        until_s = time.monotonic() + PATIENCE_S
+        while find_orphans(MARKED, ()) and time.monotonic() < until_s:
+            time.sleep(0.01)
+        assert find_orphans(MARKED, ()) == ()
 
 
 def test_an_empty_datagram_is_an_inference_as_any_other() -> None:

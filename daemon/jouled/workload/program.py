@@ -24,8 +24,15 @@ from jouled.workload.frames import Times
 from jouled.workload.lines import Line, LineReader, parse_line
 from jouled.workload.listener import Listener
 
-# Where memory is short the kernel is to end it first, and not the daemon or the user's own services.
-FIRST_TO_GO = ("/bin/sh", "-c", 'echo 1000 2>/dev/null >/proc/self/oom_score_adj; exec "$@"', "sh")
+# Where memory is short the kernel is to end it first, and not the daemon or the user's own services; and it ends when
+# we do, though it stands still and would see no end of its standard input.
+_ENDS_WITH_US = "setpriv --pdeathsig KILL"
+FIRST_TO_GO = (
+    *("/bin/sh", "-c"),
+    "echo 1000 2>/dev/null >/proc/self/oom_score_adj; "
+    f'{_ENDS_WITH_US} true 2>/dev/null && command -v -- "$1" >/dev/null && exec {_ENDS_WITH_US} -- "$@"; exec "$@"',
+    "sh",
+)
 GO = b"go\n"
 DEPTH = 4  # so many requests are with the program at most; more wait here
 _BEAT_S = 1.0
