@@ -6,13 +6,14 @@ answered when it is done. Who may ask was settled before.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from typing import Any
 
 from jouled.board.modename import mode_name, parse_mode_name
 from jouled.board.pending import Standing
+from jouled.control.schema import LONGEST_PAUSE_S
 from jouled.errors import ConfigError, JouledError, UsageError
 from jouled.service.keeper import Do, Pause
 from jouled.service.loop import Loop, is_stuck
@@ -26,7 +27,8 @@ _FORBIDS = {
     State.HELD: "the board is held after two unclean boots: no knob is written",
     State.STUCK: "a child of the worker hangs in the kernel: nobody may write",
 }
-_LONGEST_PAUSE_S = 10 * 365 * 86_400.0
+Work = Callable[[str], Awaitable[Mapping[str, Any]]]
+"""Does what was asked, for whom, and tells what came of it."""
 
 
 class Service(Loop):
@@ -185,11 +187,11 @@ class Service(Loop):
             self._require_writable()
             return await self._change("rollback", peer, lambda who: self.ask({"command": "rollback", "who": who}))
 
-    async def _change(self, verb: str, peer: Peer, work: Any, **named: Any) -> Mapping[str, Any]:
+    async def _change(self, verb: str, peer: Peer, work: Work, **named: Any) -> Mapping[str, Any]:
         """Keep the request, do it, look. Raises as `ask`."""
         self.keep_request(verb, str(peer), **named)
         try:
-            result: Mapping[str, Any] = await work(str(peer))
+            result = await work(str(peer))
         except WorkerBusy as error:
             raise Conflict(str(error), hint=error.hint) from error
         except Failed as error:
@@ -236,8 +238,8 @@ class Service(Loop):
         }
 
     async def pause(self, for_s: float | None, peer: Peer) -> Mapping[str, Any]:
-        if for_s is not None and not 0 <= for_s <= _LONGEST_PAUSE_S:
-            raise UsageError(f"pause: wanted 0 to {_LONGEST_PAUSE_S:g} s, got {for_s:g}", hint="0 ends a pause")
+        if for_s is not None and not 0 <= for_s <= LONGEST_PAUSE_S:
+            raise UsageError(f"pause: wanted 0 to {LONGEST_PAUSE_S} s, got {for_s:g}", hint="0 ends a pause")
         async with self.lock:
             self._require_quiet()
             self.keep_request("pause", str(peer), for_s=for_s)
@@ -268,8 +270,5 @@ class Service(Loop):
         async with self.lock:
             self._require_quiet()
             named = {"held": True} if mode is None else {"mode": mode_name(parse_mode_name(mode))}
-
-            async def work(who: str) -> Mapping[str, Any]:
-                return await self.ask({"command": "forget", "who": who, **named})
-
-            return await self._change("forget", peer, work, **named)
+            command = {"command": "forget", **named}
+            return await self._change("forget", peer, lambda who: self.ask({**command, "who": who}), **named)

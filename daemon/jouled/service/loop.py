@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -189,7 +189,7 @@ class Loop:
         facts = self.outlook.facts(job_phase=None)
         return not (facts.holder or facts.has_snapshot or facts.switched_off or facts.memory.stuck)
 
-    def _spawn_action(self, work: Any) -> None:
+    def _spawn_action(self, work: Awaitable[object]) -> None:
         self._action = self._spawn(self._guarded(work))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -206,7 +206,7 @@ class Loop:
         task.add_done_callback(ended)
         return task
 
-    async def _guarded(self, work: Any) -> None:
+    async def _guarded(self, work: Awaitable[object]) -> None:
         try:
             async with self.lock:
                 await work
