@@ -23,7 +23,7 @@ from jouled.board.rails import RailMeter, find_meter
 from jouled.board.thermal import ThermalState
 from jouled.config import load
 from jouled.errors import ConfigError, NotSupportedError, SensorError
-from jouled.job.cancel import Cancellation
+from jouled.job.cancel import Cancellation, Cancelled
 from jouled.job.events import Event
 from jouled.job.job import run_job
 from jouled.job.measuring import Measurer, MeasuringSettings, Taken, Wanted
@@ -325,6 +325,16 @@ def test_the_operators_power_limit_is_how_this_gpu_runs(bench: Bench) -> None:
 def test_any_other_slowdown_is_throttling_at_the_reference_too(bench: Bench, kind: str) -> None:
     bench.observer.throttling = (kind,)
     assert bench.invalid() is Invalid.THROTTLED
+
+
+def test_a_cancelled_window_waits_for_no_request_in_flight(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(bench.measurer.runner, "close", lambda: calls.append("close"))
+    monkeypatch.setattr(bench.measurer.runner, "pause", lambda: calls.append("pause"))
+    bench.measurer.cancellation.ask("user", "enough")
+    with pytest.raises(Cancelled, match="enough"):
+        bench.take()
+    assert calls[0] == "close"
 
 
 def test_heat_beyond_the_limit_ends_a_window_at_once(bench: Bench) -> None:

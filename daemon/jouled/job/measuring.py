@@ -20,7 +20,7 @@ from jouled.board.observer import Observer
 from jouled.board.orphans import find_orphans
 from jouled.board.thermal import IGNORED_COOLING, ThermalState, over_current_growth
 from jouled.errors import SensorError
-from jouled.job.cancel import Cancellation
+from jouled.job.cancel import Cancellation, Cancelled
 from jouled.job.seen import Seen
 from jouled.workload.runner import Runner
 from jouletune.errors import MeasurementError
@@ -136,11 +136,15 @@ class Measurer:
     def take(self, wanted: Wanted) -> Taken:
         """Measure. Raises Cancelled, WorkloadDiedError, WorkloadHungError, SysfsError.
 
-        The runner must be loaded; the load is started here and paused on every way out.
+        The runner must be loaded; the load is started here and paused on every way out. One that is cancelled is
+        ended: what is in flight may take longer than whoever asked waits.
         """
         self.runner.begin()
         try:
             taken = _Attempt(self, wanted).take()
+        except Cancelled:
+            self.runner.close()
+            raise
         finally:
             self.runner.pause()
         return self._with_sensor_judged(wanted, taken)
