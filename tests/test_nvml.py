@@ -296,10 +296,3 @@ def test_the_reader_is_isolated_and_marked() -> None:
     assert f"{MARK}=jouled".encode() in variables
     child.kill()
     child.release()
-
-
-def test_lines_that_are_no_lines_are_left(caplog: pytest.LogCaptureFixture) -> None:
-    with opened() as (meter, _):
-        meter._link._take(b"Segmentation fault")
-        assert "no line of its protocol" in caplog.text
-        assert meter.observer.load() == 0.0

@@ -7,13 +7,10 @@ The service reads at the pace of its first client, each time the sensor's last a
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import os
-import select
 import shutil
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from jouled.board.channels import Rail
 from jouled.board.clock import Clock
 from jouled.board.process import Processes, Spawned
-from jouled.errors import NotSupportedError, SensorError, StuckError
+from jouled.board.reader import Reader
+from jouled.errors import NotSupportedError, SensorError
 
 if TYPE_CHECKING:
     from jouletune.measurement import PowerTrace
@@ -68,88 +66,55 @@ class Link:
     """The child, and a thread that reads its lines. Raises NotSupportedError where it finds no service."""
 
     def __init__(self, child: Spawned) -> None:
-        self._child = child
-        self._changed = threading.Condition()
         self._about: Mapping[str, Any] | None = None
-        self._ended = False
         self.why: str | None = None
         self.lines: list[Mapping[str, Any]] = []
         self.lost = 0
-        self._thread = threading.Thread(target=self._read, name="jouled-jtop", daemon=True)
-        self._thread.start()
+        self._reader = Reader(child, source="jtop", hear=self._hear)
+        self._reader.start()
 
     def about(self) -> Mapping[str, Any]:
         """`version`, `interval_s`, `rails`. Raises NotSupportedError."""
-        self._wait(lambda: self._about is not None, START_S)
+        self._reader.wait(lambda: self._about is not None, START_S)
         if self._about is None:
             raise NotSupportedError(f"jtop: {self.silence()}", hint=INSTALL)
         return self._about
 
-    def _read(self) -> None:
-        left = b""
-        while more := os.read(self._child.stdout, 1 << 16):
-            *lines, left = (left + more).split(b"\n")
-            for line in lines:
-                self._take(line)
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
-    def _take(self, line: bytes) -> None:
-        try:
-            said = json.loads(line)
-        except ValueError:
-            log.warning("jtop's reader said what is no line of its protocol: %r", line[:200])
-            return
-        with self._changed:
-            if "rails" in said:
-                self.lines.append(said)
-            elif "stale_s" in said:
-                self.lost += 1
-                self.why = f"its service has read nothing new for {said['stale_s']:g} s"
-            else:
-                self._about, self.why = said.get("about", self._about), said.get("error", self.why)
-            self._changed.notify_all()
+    def _hear(self, said: Mapping[str, Any]) -> None:
+        if "rails" in said:
+            self.lines.append(said)
+        elif "stale_s" in said:
+            self.lost += 1
+            self.why = f"its service has read nothing new for {said['stale_s']:g} s"
+        else:
+            self._about, self.why = said.get("about", self._about), said.get("error", self.why)
 
     @property
     def is_alive(self) -> bool:
-        return not self._ended
-
-    def _wait(self, is_there: Callable[[], bool], most_s: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: is_there() or self._ended, most_s) and is_there()
+        """Has the reader not ended?"""
+        return self._reader.is_alive
 
     def silence(self) -> str:
         """Why there is nothing more of it."""
         if self.why is not None:
             return self.why
-        if not self._ended:
+        if self._reader.is_alive:
             return "its reader is silent"
-        ready = select.select([self._child.stderr], [], [], 0)[0]
-        text = os.read(self._child.stderr, 1 << 16).decode("utf-8", "replace") if ready else ""
-        return f"its reader has ended: {' | '.join(text.splitlines()[-2:]) or 'it said nothing'}"
+        return self._reader.last_words()
 
     def next_sample(self) -> None:
         """Wait for one that is not here yet. Raises SensorError."""
         count = len(self.lines)
-        if not self._wait(lambda: len(self.lines) > count, SILENT_S):
+        if not self._reader.wait(lambda: len(self.lines) > count, SILENT_S):
             raise SensorError(f"jtop: {self.silence()}")
 
     def wait_lost(self) -> None:
         """Wait until readings stand still, the reader ends or `SILENT_S` has passed."""
-        self._wait(lambda: self.lost > 0, SILENT_S)
+        self._reader.wait(lambda: self.lost > 0, SILENT_S)
 
     def close(self) -> None:
         """End the child; idempotent."""
-        self._child.close_stdin()
-        if self._child.wait(SILENT_S) is None:
-            try:
-                self._child.kill()
-            except StuckError as error:
-                log.error("%s", error)
-                return
-        self._thread.join()
-        self._child.release()
+        self._reader.close(SILENT_S)
 
 
 class JtopMeter:

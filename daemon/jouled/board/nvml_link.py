@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import select
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from jouled.board.process import Spawned
-from jouled.errors import NotSupportedError, SensorError, StuckError
-
-log = logging.getLogger(__name__)
+from jouled.board.reader import Reader
+from jouled.errors import NotSupportedError, SensorError
 
 START_S = 20.0  # the first call wakes a GPU that nobody uses
 SILENT_S = 5.0
@@ -59,23 +53,21 @@ class Link:
     """The child, and a thread that reads its lines. Raises NotSupportedError where it finds no GPU to measure."""
 
     def __init__(self, child: Spawned) -> None:
-        self._child = child
-        self._changed = threading.Condition()
         self._about: Mapping[str, Any] | None = None
         self._refusal: Mapping[str, Any] | None = None
         self._look: Mapping[str, Any] | None = None
         self._reasons: set[str] = set()
         self._heard_s = time.monotonic()
-        self._ended = False
         self.error: str | None = None
         self.step_s: float | None = None
         self.run = Run(0)
-        self._thread = threading.Thread(target=self._read, name="jouled-nvml", daemon=True)
-        self._thread.start()
+        self._reader = Reader(child, source="NVML", hear=self._hear)
+        self._changed = self._reader.changed
+        self._reader.start()
 
     def about(self) -> GpuInfo:
         """Who it is. Raises NotSupportedError."""
-        self._wait(lambda: self._about is not None, START_S)
+        self._reader.wait(lambda: self._about is not None, START_S)
         if self._about is not None:
             return _info(self._about)
         if self._refusal is not None:
@@ -84,29 +76,12 @@ class Link:
 
     # --- what the child says, in a thread of its own --------------------------------------------------------
 
-    def _read(self) -> None:
-        left = b""
-        while more := os.read(self._child.stdout, 1 << 16):
-            *lines, left = (left + more).split(b"\n")
-            for line in lines:
-                self._take(line)
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
-    def _take(self, line: bytes) -> None:
-        try:
-            said = json.loads(line)
-        except ValueError:
-            log.warning("NVML's reader said what is no line of its protocol: %r", line[:200])
-            return
-        with self._changed:
-            self._heard_s = time.monotonic()
-            if "run" not in said:
-                self._about, self._refusal = said.get("about"), said.get("error")
-            else:
-                self._keep(said)
-            self._changed.notify_all()
+    def _hear(self, said: Mapping[str, Any]) -> None:
+        self._heard_s = time.monotonic()
+        if "run" not in said:
+            self._about, self._refusal = said.get("about"), said.get("error")
+        else:
+            self._keep(said)
 
     def _keep(self, said: Mapping[str, Any]) -> None:
         if said["look"] is not None:
@@ -126,27 +101,22 @@ class Link:
 
     @property
     def is_alive(self) -> bool:
-        return not self._ended
+        """Has the reader not ended?"""
+        return self._reader.is_alive
 
     @property
     def is_silent(self) -> bool:
         """Has it said nothing for long, though it says something each half second?"""
         return time.monotonic() - self._heard_s > SILENT_S
 
-    def _wait(self, is_there: Callable[[], bool], most_s: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: is_there() or self._ended, most_s) and is_there()
-
     def _why_silent(self) -> str:
-        if not self._ended:
+        if self._reader.is_alive:
             return "its reader is silent: a call hangs in the driver"
-        ready = select.select([self._child.stderr], [], [], 0)[0]
-        text = os.read(self._child.stderr, 1 << 16).decode("utf-8", "replace") if ready else ""
-        return f"its reader has ended: {' | '.join(text.splitlines()[-2:]) or 'it said nothing'}"
+        return self._reader.last_words()
 
     def _say(self, word: str) -> None:
         try:
-            os.write(self._child.stdin, f"{word}\n".encode())
+            self._reader.say(word)
         except BrokenPipeError as error:
             raise SensorError(f"NVML: {self._why_silent()}") from error
 
@@ -155,23 +125,23 @@ class Link:
         with self._changed:
             run = self.run = Run(self.run.number + 1)
         self._say(f"start {run.number}")
-        if not self._wait(lambda: run.lines > 0, SILENT_S):
+        if not self._reader.wait(lambda: run.lines > 0, SILENT_S):
             raise SensorError(f"NVML: {self._why_silent()}")
         return run
 
     def stop(self, run: Run) -> None:
         """End it; returns when all of it is here. Raises SensorError."""
         self._say("stop")
-        if not self._wait(lambda: run.has_stopped, SILENT_S):
+        if not self._reader.wait(lambda: run.has_stopped, SILENT_S):
             raise SensorError(f"NVML: {self._why_silent()}")
 
     def look(self) -> Mapping[str, Any]:
         """The last look, no older than a few seconds. Raises SensorError."""
-        self._wait(lambda: self._look is not None, SILENT_S)
+        self._reader.wait(lambda: self._look is not None, SILENT_S)
         with self._changed:
             look = self._look
-        if look is None or self._ended or time.monotonic() - look["t_s"] > SILENT_S:
-            is_gone = self._ended or self.is_silent
+        if look is None or not self.is_alive or time.monotonic() - look["t_s"] > SILENT_S:
+            is_gone = not self.is_alive or self.is_silent
             raise SensorError(f"NVML: {self._why_silent() if is_gone else self.error or 'no look at the GPU yet'}")
         return look
 
@@ -183,12 +153,4 @@ class Link:
 
     def close(self) -> None:
         """End the child; idempotent."""
-        self._child.close_stdin()
-        if self._child.wait(SILENT_S) is None:
-            try:
-                self._child.kill()
-            except StuckError as error:
-                log.error("%s", error)
-                return
-        self._thread.join()
-        self._child.release()
+        self._reader.close(SILENT_S)
