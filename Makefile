@@ -15,7 +15,7 @@ READY := $(VENV)/ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 DEMO := --virtual agx-orin-64gb --state-dir build/demo
 
-.PHONY: demo test lint format bench bench-recorded bench-decisions bench-control bench-idle bench-meter bench-runner wheel clean setup
+.PHONY: demo test lint format bench bench-recorded bench-decisions bench-control bench-idle bench-meter bench-runner bench-soak wheel clean setup
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -76,6 +76,9 @@ bench-meter: $(READY)
 
 bench-runner: $(READY)
 	$(BIN)/python bench/runner_overhead.py $(BENCH_ARGS)
+
+bench-soak: $(READY)
+	$(BIN)/python bench/soak.py $(BENCH_ARGS)
 
 wheel: $(READY)
 	@rm -rf dist

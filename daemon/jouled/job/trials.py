@@ -37,6 +37,7 @@ from jouletune.trial import (
 
 log = logging.getLogger(__name__)
 
+_WAIT_STEPS = (10, 40)  # seconds after an apply that failed: so many more each time in a row, and at most
 _SILENT_PERIODS = 10.0
 _SILENT_S = 0.5
 # What a runner that says so would say again, in whatever mode (docs/workloads.md).
@@ -120,6 +121,7 @@ class Trials:
         self._began_s = host.clock.monotonic_s()
         self._loaded: Variant | None = None
         self._unloadable: dict[Variant, WorkloadError] = {}
+        self._refused = 0
         self.limits = Limits()
         self.may_repeat: Callable[[Trial], bool] = lambda _: True
         self.account = Account()
@@ -170,6 +172,8 @@ class Trials:
         account.trials.append(trial)
         account.disturbed_s += trial.duration_s
         if trial.invalid is not None:
+            if trial.invalid.value not in account.invalid and trial.detail:
+                self._warn(f"a window is no evidence ({trial.invalid.value}): {trial.detail}")
             account.invalid[trial.invalid.value] += 1
         elif taken is not None and trial.measurement is not None:
             ended = (taken.completions.end_s >= taken.start_s) & (taken.completions.end_s <= taken.end_s)
@@ -194,9 +198,11 @@ class Trials:
         refused = self._unloadable.get(blank.candidate.variant)
         if refused is not None:
             return self._not_loaded(blank, refused), None
+        self._wait_until_it_may_work()
         try:
             self._apply(blank, policy)
         except ApplyError as error:
+            self._refused += 1
             return replace(blank, invalid=Invalid.APPLY_FAILED, detail=str(error)), None
         try:
             self._load(blank.candidate.variant)
@@ -245,7 +251,16 @@ class Trials:
         is_reference = blank.index == self.space.reference
         why = Why.REFERENCE if is_reference else Why.TRIAL
         self._modes.enter(blank.candidate.mode, policy, why)
+        self._refused = 0
         self._on_applied(blank.index, policy)
+
+    def _wait_until_it_may_work(self) -> None:
+        """Whatever has kept a mode from being applied may pass; at once it is still there."""
+        each, most = _WAIT_STEPS
+        steps = min(each * self._refused, most)
+        for _ in range(steps):
+            self._measurer.cancellation.sleep(self._host.clock, 1.0)
+            self._measurer.progress("apply", self._host.clock.monotonic_s(), float(steps))
 
     def _leave(self) -> None:
         """The board is in danger in this mode: back to the reference at once, and no load until it is not."""

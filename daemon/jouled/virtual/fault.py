@@ -32,8 +32,8 @@ class Fault:
     """One way in which a board is in a bad state. `takes` says what its argument is; `for_s` inf: to the end.
 
     A right outcome is one of `outcomes`; `says` is a pattern of the sentence that the job's reason, warnings or trials
-    hold, "" where nothing need be said because nothing is wrong with what came out. `problems` are the entries of
-    docs/field-problems.md that it is about.
+    hold, "" where nothing need be said because nothing is wrong with what came out; `is_quiet`: nor where the job ends
+    well. `problems` are the entries of docs/field-problems.md that it is about.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Fault:
     does: Callable[[str], Effect]
     outcomes: frozenset[str] = GOOD
     says: str = ""
+    is_quiet: bool = False
     takes: str = ""
     argument: str = ""
     after_s: float = 0.0

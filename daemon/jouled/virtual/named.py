@@ -78,10 +78,10 @@ def inject(root: Path, state_dir: Path, faults: Sequence[str]) -> None:
 
 
 def clear(root: Path, state_dir: Path) -> None:
-    """No named fault any more; switches that somebody has set by hand stay."""
+    """No named fault any more; what somebody has set by hand stays."""
     if "named" in Faults(str(root)).all():
         replace_switches(str(root), {})
-    Place(root, state_dir).undo()
+        Place(root, state_dir).undo()
 
 
 def named_faults() -> str:
