@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 
 from jouled.board.apply import ClocksPolicy
 from jouled.errors import StateError, UsageError
 from jouled.job.events import Event
 from jouled.job.request import Request
+from jouled.job.summary import counted, mean_energy_j
 from jouled.workload.runner import Arrival
 from jouletune.table import Row, render_table
-from jouletune.trial import Purpose, Trial
+from jouletune.trial import Trial
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +77,6 @@ def _row(number: int, trials: Sequence[Trial]) -> Row:
 
     The percentile would make slow modes look thriftier than they are.
     """
-    finals = [trial for trial in trials if trial.purpose is Purpose.FINALS]
-    windows = [trial.measurement for trial in finals or trials if trial.measurement is not None]
-    energy_j = math.exp(fmean(math.log(window.energy_j) for window in windows))
+    windows = counted(trials)
     latency_s = sum(window.duration_s for window in windows) / sum(window.requests for window in windows)
-    return Row(number, trials[0].candidate, latency_s, energy_j)
+    return Row(number, trials[0].candidate, latency_s, mean_energy_j(windows))

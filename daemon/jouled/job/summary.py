@@ -26,20 +26,34 @@ from jouletune.quantiles import combined_dof, student_quantile
 from jouletune.trial import Purpose, Trial
 
 
+def counted(trials: Sequence[Trial]) -> list[Measurement]:
+    """The windows of one candidate that energy and power are taken from: the finals' where there are any.
+
+    The search's own are biased, since the least of many noisy values was chosen.
+    """
+    measured = [trial for trial in trials if trial.measurement is not None]
+    finals = [trial for trial in measured if trial.purpose is Purpose.FINALS]
+    return [trial.measurement for trial in finals or measured if trial.measurement is not None]
+
+
+def mean_energy_j(windows: Sequence[Measurement]) -> float:
+    """Of one candidate: the geometric mean, as the decision compares ratios."""
+    return math.exp(fmean(math.log(window.energy_j) for window in windows))
+
+
 def side_of(
     trials: Sequence[Trial], latencies_s: Sequence[NDArray[np.float64]], *, percentile: float, design: float
 ) -> Side | None:
     """The numbers of one candidate under one policy from its valid `trials`; None where there are none.
 
-    Energy and power come from the finals' windows where there are any: the search's own are biased, since the least of
-    many noisy values was chosen. `latencies_s` are those of all its windows; the percentile is the pooled one.
+    Energy and power come from the windows that are `counted`. `latencies_s` are those of all its windows; the
+    percentile is the pooled one.
     """
     measured = [trial for trial in trials if trial.measurement is not None]
     if not measured:
         return None
-    finals = [trial for trial in measured if trial.purpose is Purpose.FINALS]
-    windows = [trial.measurement for trial in finals or measured if trial.measurement is not None]
-    energy_j = math.exp(fmean(math.log(window.energy_j) for window in windows))
+    windows = counted(measured)
+    energy_j = mean_energy_j(windows)
     se_ratio, interval = _error(windows)
     bounds = percentile_bounds(np.concatenate(latencies_s), percentile, design)
     return Side(
