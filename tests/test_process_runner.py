@@ -347,6 +347,19 @@ def test_a_runner_that_counts_otherwise_than_it_told_is_killed(runner: Make) -> 
         one.pause()
 
 
+def test_an_engine_that_is_exchanged_on_the_way_is_refused(runner: Make) -> None:
+    ready = {"engine_sha256": "5c" * 32}
+    one = runner(ready=ready)
+    one.load(Variant("/e.plan", 1, 1))
+    one.load(Variant("/e.plan", 1, 2))
+    ready["engine_sha256"] = "77" * 32
+    with pytest.raises(WorkloadError, match=r"/e\.plan: another file than it was .* now 7777") as caught:
+        one.load(Variant("/e.plan", 1, 1))
+    assert caught.value.code == "plan_changed"
+    assert one.pids == ()
+    one.load(Variant("/other.plan", 1, 1))
+
+
 @pytest.mark.parametrize(
     ("ready", "text"),
     [({"batch": 2}, "batch: wanted 1, got 2"), ({"protocol": 9}, "protocol: wanted 1, got 9")],

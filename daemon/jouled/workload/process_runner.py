@@ -116,6 +116,7 @@ class ProcessRunner:
         self._environment = dict(environment or {})
         self._limits = limits or Limits()
         self._inspected: dict[tuple[str | None, int], dict[str, Any]] = {}
+        self._sha256: dict[tuple[str | None, int], object] = {}
         self._instances = Instances(batch=1)
         self._children: tuple[RunnerChild, ...] = ()
         self._loaded: tuple[Variant, Loaded] | None = None
@@ -147,6 +148,7 @@ class ProcessRunner:
         self._instances = Instances(batch=variant.batch, lead_s=_LEAD_S)
         with self._instances.ended_on_error():
             self.ready = self._load_all(variant, spec)
+            self._check_same(variant, self.ready[0])
         self._loaded = (variant, self._describe(self.ready[0]))
         return self._loaded[1]
 
@@ -180,6 +182,14 @@ class ProcessRunner:
         for child, told in zip(self._children, ready, strict=True):
             _check_ready(told, ready[0], variant, child.pid)
         return ready
+
+    def _check_same(self, variant: Variant, ready: Mapping[str, Any]) -> None:
+        """Raise WorkloadError where the plan is another one than it was: windows of two plans are not comparable."""
+        now = ready.get("engine_sha256")
+        before = self._sha256.setdefault((variant.engine, variant.batch), now)
+        if now != before:
+            text = f"{variant.engine}: another file than it was when it was first loaded (SHA-256 {before}, now {now})"
+            raise WorkloadError(text, code="plan_changed", hint="let engines be while a job runs, and tune again")
 
     def _start(self, number: int, instances: int) -> RunnerChild:
         which = "" if instances == 1 else f" {number + 1} of {instances}"
