@@ -416,16 +416,24 @@ def test_fixed_mode_keeps_its_state_apart(tmp_path: Path, monkeypatch: pytest.Mo
     arguments = make_parser().parse_args(["tune", "--fixed-mode"])
     config = load(None)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    host = machine_host(arguments, config, fixed=True, state_home=lambda: tmp_path / "home")
-    assert (host.state_dir, host.run_dir, host.privileged) == (tmp_path / "home/fixed", str(tmp_path / "jouled"), False)
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert machine_host(arguments, config, fixed=True, state_home=lambda: tmp_path).run_dir == str(tmp_path / "run")
+    host = machine_host(arguments, config, fixed=True, state_home=lambda: tmp_path)
+    assert (host.state_dir, host.run_dir, host.privileged) == (tmp_path / "fixed", str(tmp_path / "run"), False)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     host = machine_host(arguments, config, fixed=True, state_home=lambda: tmp_path)
     assert (host.state_dir, host.run_dir) == (Path("/var/lib/jouled/fixed"), "/run/jouled")
     host = machine_host(arguments, config, fixed=False, state_home=lambda: tmp_path)
     assert host.state_dir == Path("/var/lib/jouled")
+
+
+def test_all_sessions_of_a_user_have_one_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = make_parser().parse_args(["tune", "--fixed-mode"])
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    locks = set()
+    for given in ("", str(tmp_path / "session")):
+        Path(given or tmp_path).mkdir(exist_ok=True)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", given)
+        locks.add(machine_host(arguments, load(None), fixed=True, state_home=lambda: tmp_path).run_dir)
+    assert len(locks) == 1
 
 
 def test_variants_are_axes_of_the_grid_of_a_board(tmp_path: Path) -> None:

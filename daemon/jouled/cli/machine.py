@@ -36,7 +36,9 @@ def machine_host(arguments: argparse.Namespace, config: Config, *, fixed: bool, 
     if state_dir is None and fixed:
         state_dir = (Path(config.store.state_dir) if is_root else state_home()) / FIXED
     if fixed and not is_root:
-        run_dir = str(_own_run_dir(state_home))
+        # Beside the state, and not in XDG_RUNTIME_DIR, which is not there for each of a user's sessions (cron, su): two
+        # jobs that share a state must not have two locks, or the second ends the first's children as a dead job's.
+        run_dir = str(state_home() / "run")
     return Host(
         sysfs=Sysfs(),
         processes=Processes(),
@@ -45,14 +47,6 @@ def machine_host(arguments: argparse.Namespace, config: Config, *, fixed: bool, 
         run_dir=run_dir,
         privileged=is_root,
     )
-
-
-def _own_run_dir(state_home: Callable[[], Path]) -> Path:
-    """Where this user's own lock lies: one job of a user at a time."""
-    given = os.environ.get("XDG_RUNTIME_DIR") or ""
-    if given.startswith("/") and os.access(given, os.W_OK):
-        return Path(given) / "jouled"
-    return state_home() / "run"
 
 
 def machine_site(host: Host, config: Config) -> Site:
