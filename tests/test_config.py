@@ -216,11 +216,34 @@ def test_a_workload_that_cannot_be_run_is_refused(tmp_path: Path, body: str, key
     assert words in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("engine = '/a.plan'\nrate_hz = '30'", 'got "30"; write it without quotes'),
+        (
+            "engine = '/a.plan'\nargv = '/usr/bin/python3 /opt/app/loop.py'",
+            'got "/usr/bin/python3 /opt/app/loop.py"; put',
+        ),
+        ("engine = '/a.onnx'", '"/a.onnx" is a model, no built plan, by its name; it goes in workloads.detector.onnx'),
+        (
+            "onnx = '/a.engine'",
+            '"/a.engine" is a built plan, no model, by its name; it goes in workloads.detector.engine',
+        ),
+    ],
+)
+def test_what_was_probably_meant_is_said(tmp_path: Path, lines: str, said: str) -> None:
+    assert any(said in line for line in _refused(tmp_path, f"[workloads.detector]\n{lines}\n"))
+
+
+def test_without_workloads_none_is_offered(tmp_path: Path) -> None:
+    (line,) = _refused(tmp_path, "[workload]\ndefault = 'nope'\n")
+    assert line == 'workload.default: there is no workload "nope", nor any other; add a table [workloads.nope]'
+
+
 def test_a_wrong_value_does_not_bring_a_second_error_about_the_same_key(tmp_path: Path) -> None:
     lines = _refused(tmp_path, "[workloads.detector]\nengine = '/a.plan'\nrate_hz = 'fast'\n")
     assert lines == [
-        "workloads.detector.rate_hz: wanted a number from 0.001 to 100000 requests per second, "
-        'got "fast"; leave it out for the default'
+        'workloads.detector.rate_hz: wanted a number from 0.001 to 100000 requests per second, got "fast"; change it'
     ]
 
 

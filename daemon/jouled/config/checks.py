@@ -50,8 +50,10 @@ def _target(config: Config) -> Iterator[Conflict]:
 def _workloads(config: Config) -> Iterator[Conflict]:
     name = config.workload.default
     if name not in config.workloads and (config.workloads or config.origin("workload.default") != "default"):
-        known = " | ".join(config.workloads) or "a table [workloads.NAME], and there is none"
+        known = " | ".join(config.workloads)
         text = f"wanted one of the workloads: {known}; got {shown(name)}; name one of them, or add [workloads.{name}]"
+        if not known:
+            text = f"there is no workload {shown(name)}, nor any other; add a table [workloads.{name}]"
         yield Conflict(("workload.default", "workloads"), text)
     for name, workload in config.workloads.items():
         yield from _run(f"workloads.{name}", workload)
@@ -69,6 +71,13 @@ def _run(where: str, workload: WorkloadEntry) -> Iterator[Conflict]:
     if workload.argv:
         text = f'only kind = "command" runs a program of yours, this one is "{workload.kind}"; leave it out'
         yield Conflict((f"{where}.argv", f"{where}.kind"), text)
+    for key, other, paths, is_wrong in (
+        ("engine", "onnx", workload.engine, lambda path: path.endswith(".onnx")),
+        ("onnx", "engine", workload.onnx, lambda path: path.endswith((".plan", ".engine", ".trt"))),
+    ):
+        if wrong := next(filter(is_wrong, paths), None):
+            what = "a model, no built plan" if key == "engine" else "a built plan, no model"
+            yield Conflict((f"{where}.{key}",), f"{shown(wrong)} is {what}, by its name; it goes in {where}.{other}")
     if bool(workload.engine) == bool(workload.onnx):
         got = "both" if workload.engine else "neither"
         yield Conflict(

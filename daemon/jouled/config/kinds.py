@@ -18,6 +18,7 @@ U = TypeVar("U")
 _LONGEST_TEXT = 4096
 _LONGEST_LIST = 256
 _HUGE = 10**30
+_SHOWN_CHARS = 48
 
 
 class Unfit(Exception):
@@ -45,7 +46,9 @@ class Kind(Generic[T]):
 
 def shown(value: object) -> str:
     """Any value in TOML's clothes, cut to what fits a message."""
-    text = toml(value[:20] if isinstance(value, (str, list, tuple)) and not isinstance(value, Shape) else value, 3)
+    if isinstance(value, str) and len(value) > _SHOWN_CHARS:
+        value = f"{value[:_SHOWN_CHARS]}…"
+    text = toml(value[:20] if isinstance(value, (list, tuple)) and not isinstance(value, Shape) else value, 3)
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
@@ -85,12 +88,17 @@ def _within(low: float, high: float, unit: str) -> str:
     return f"from {low:g} to {high:g}{spelled}"
 
 
+def _unquoted(value: object) -> str:
+    is_number = isinstance(value, str) and re.fullmatch(r"[-+]?[0-9.]+(e[0-9]+)?", value, re.ASCII)
+    return "write it without quotes" if is_number else ""
+
+
 def number(low: float, high: float, unit: str = "") -> Kind[float]:
     """A finite number in [low, high]; an integer is one too."""
 
     def take(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            raise Unfit
+            raise Unfit(_unquoted(value))
         return float(value)
 
     return Kind(f"a number {_within(low, high, unit)}", take)
@@ -101,7 +109,7 @@ def integer(low: int, high: int, unit: str = "") -> Kind[int]:
 
     def take(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            raise Unfit
+            raise Unfit(_unquoted(value))
         if isinstance(value, float) and not value.is_integer():
             raise Unfit
         return int(value)

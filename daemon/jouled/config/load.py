@@ -59,7 +59,7 @@ class _Layer:
         try:
             self.values[key] = kind.take(value)
         except Unfit as unfit:
-            advice = str(unfit) or f"leave it out for the default{_default_text(default)}"
+            advice = str(unfit) or _advice(default)
             self.refuse(key, f"wanted {kind.wanted}, got {shown(value)}; {advice}")
 
 
@@ -268,8 +268,8 @@ def _nearest(table: str, key: str) -> str:
     return "; leave it out (every key: docs/configuration.md)"
 
 
-def _default_text(default: object) -> str:
-    return "" if default in (None, (), {}) else f" {shown(default)}"
+def _advice(default: object) -> str:
+    return "change it" if default in (None, (), {}) else f"leave it out for the default {shown(default)}"
 
 
 def _short(name: str) -> str:
