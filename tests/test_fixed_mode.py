@@ -30,6 +30,7 @@ from jouled.board.sysfs import Sysfs
 from jouled.board.thermal import ThermalState
 from jouled.cli import main
 from jouled.cli.output import ending
+from jouled.cli.progress import Progress
 from jouled.config import Config, load
 from jouled.errors import (
     ConfigError,
@@ -286,6 +287,34 @@ def test_the_end_says_which_variant_to_deploy(bench: Bench) -> None:
     assert f"deploy {FP16}, batch 16, 1 instance (instead of {FP32}, batch 1, 1 instance)" in " ".join(text.split())
     assert "fixed mode touches no knob" in text
     assert "undo" not in text
+
+
+def test_a_machine_without_clocks_has_no_rows_for_them(bench: Bench) -> None:
+    text = ending(bench.run(variants=VARIANTS[:1]), undo="")
+    rows = [line.split()[0] for line in text.splitlines() if line.startswith("  ") and line.split()]
+    assert not {"cores", "CPU", "GPU", "EMC", "clocks"} & set(rows)
+    assert {"engine", "batch", "instances", "energy"} <= set(rows)
+    assert "first variant\n" in text
+    assert "of 1 variant" in " ".join(text.split())
+
+
+def test_a_workload_that_never_ran_has_no_table(bench: Bench) -> None:
+    bench.runner.refuses[VARIANTS[0]] = WorkloadError("it says no", code="plan_invalid", hint="build it here")
+    text = ending(bench.run(), undo="")
+    assert "\n\n\n" not in text
+    assert "errors" not in text
+    assert "to do     build it here" in text
+
+
+def test_progress_names_variants_where_there_are_no_clocks(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.run(variants=VARIANTS[:1])
+    shown = Progress()
+    for event in bench.events:
+        shown(event)
+    told = capsys.readouterr().err
+    assert "fixed mode: 1 candidate, about" in told
+    assert "#  variant " in told
+    assert f"  1  {FP32.rpartition('/')[2]} " in told
 
 
 def test_one_variant_alone_is_measured_and_stays(bench: Bench) -> None:

@@ -14,6 +14,7 @@ from jouletune.space import PowerMode, Variant
 WIDTH = 79
 FIXED = "fixed"  # JobResult.method of a job that touches no knob
 VARIANT_AXES = ("engine", "batch", "instances")  # rows of the table only where they differ
+_ERRORS = "95 % intervals: +- and the upper limit; the sensor's own tolerance is in none of them"
 _SCALES = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"))
 
 
@@ -22,7 +23,7 @@ def quantity(value: float, unit: str, digits: int = 3) -> str:
     if not math.isfinite(value):
         return "-"
     scale, prefix = next(((s, p) for s, p in _SCALES if abs(value) >= s), (1.0, "") if value == 0 else _SCALES[-1])
-    scaled = value / scale
+    scaled = float(f"{value / scale:.{digits}g}")  # 9.998 is 10.0, not 10.00
     places = max(0, digits - len(str(int(abs(scaled)))))
     return f"{scaled:.{places}f} {prefix}{unit}"
 
@@ -70,6 +71,8 @@ def _variant_text(variant: Variant) -> str:
 def candidates_text(count: int, axes: Iterable[str]) -> str:
     """How many there are to choose from, and of what."""
     varied = set(axes)
+    if count == 1:
+        return "1 candidate"
     has_variants = bool(varied & set(VARIANT_AXES))
     if has_variants and varied <= set(VARIANT_AXES):
         return f"{count} variants"
@@ -79,6 +82,11 @@ def candidates_text(count: int, axes: Iterable[str]) -> str:
 def percent(ratio: float) -> str:
     """A ratio as a percentage with one place."""
     return f"{100 * ratio:.1f} %"
+
+
+def counted(count: int, noun: str) -> str:
+    """So many of them."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
@@ -151,7 +159,8 @@ def _labels(result: JobResult) -> list[str]:
 
 def _sides(result: JobResult) -> list[tuple[str, Side]]:
     is_own = result.incumbent is None or result.incumbent == result.reference
-    named = [(f"{'before' if is_own else 'own mode'} ({result.base_mode})", result.reference)]
+    first = f"{'before' if is_own else 'own mode'} ({result.base_mode})"
+    named = [("first variant" if result.method == FIXED else first, result.reference)]
     if not is_own:
         named.append(("before this job" if result.applied else "in force", result.incumbent))
     if result.outcome == "tuned":
@@ -168,11 +177,19 @@ def _table(result: JobResult) -> list[str]:
     rows = [["", *(name for name, _ in sides)]]
     columns = [_column(side, result) for _, side in sides]
     rows += [[label, *cells] for label, *cells in zip(_labels(result), *columns, strict=True)]
-    wanted = [row for row in rows if row[0] not in VARIANT_AXES or len(set(row[1:])) > 1]
+    wanted = [row for row in rows if _is_told(row, result)]
     widths = [max(len(row[i]) for row in wanted) for i in range(len(rows[0]))]
     return [
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in wanted
     ]
+
+
+def _is_told(row: list[str], result: JobResult) -> bool:
+    """Rows without a value say nothing, nor does a variant where there was no choice of one."""
+    label, cells = row[0], set(row[1:])
+    if label in VARIANT_AXES:
+        return len(cells) > 1 or (result.method == FIXED and cells != {"-"})
+    return cells != {"-"} and not (label == "clocks" and result.base_mode == FIXED)
 
 
 def _headline(result: JobResult) -> str:
@@ -230,14 +247,14 @@ def _facts(result: JobResult, undo: str) -> list[tuple[str, str]]:
         (
             "job",
             f"{result.job}, {duration(result.duration_s)}, the board disturbed for {duration(result.disturbed_s)}: "
-            f"{result.measurements} windows on {result.trials} of {result.grid_size or 0} "
-            f"{'variants' if result.method == FIXED else 'power modes'}",
+            f"{counted(result.measurements, 'window')} on {result.trials} of "
+            f"{counted(result.grid_size or 0, 'variant' if result.method == FIXED else 'power mode')}",
         ),
         ("invalid", thrown),
-        ("errors", "95 % intervals: +- and the upper limit; the shunt's own tolerance is in none of them"),
+        ("errors", _ERRORS if _sides(result) else ""),
         *(("changed", change) for change in _changes(result)),
         ("deploy", _to_deploy(result)),
-        ("undo", undo if result.applied else ""),
+        ("undo", undo if result.applied and result.winner not in (None, result.reference) else ""),
         *(("warning", text) for text in result.warnings),
         ("to do", result.hint),
     ]
@@ -258,5 +275,5 @@ def ending(result: JobResult, *, undo: str) -> str:
         told = [*(("warning", text) for text in result.warnings), ("to do", result.hint)]
         return "\n".join([_headline(result), *(_said(word, text) for word, text in told if text)])
     headline = textwrap.fill(_headline(result), WIDTH, subsequent_indent="  ", break_long_words=False)
-    facts = [_said(word, text) for word, text in _facts(result, undo)]
-    return "\n".join([headline, "", *_table(result), "", *facts])
+    table, facts = _table(result), [_said(word, text) for word, text in _facts(result, undo)]
+    return "\n".join([headline, "", *table, *([""] if table else []), *facts])

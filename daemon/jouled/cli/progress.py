@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jouled.board.modename import mode_name
-from jouled.cli.output import VARIANT_AXES, candidates_text, duration, quantity, short_names, variant_name
+from jouled.cli.output import FIXED, VARIANT_AXES, candidates_text, duration, quantity, short_names, variant_name
 from jouled.job.events import Event
 from jouletune.space import PowerMode, Variant
 
@@ -25,6 +25,7 @@ class Progress:
         self._began_s: float | None = None
         self._reference_j: float | None = None
         self._axes: Mapping[str, Sequence[Any]] | None = None
+        self._is_fixed = False
 
     def __call__(self, event: Event) -> None:
         line = self._line(event)
@@ -38,8 +39,10 @@ class Progress:
         kind = event["event"]
         if kind == "job_started":
             self._axes = event.get("axes")
+            self._is_fixed = event["base_mode"] == FIXED
+            where = ", fixed mode" if self._is_fixed else f" in {event['base_mode']}"
             return (
-                f"{event['board']} in {event['base_mode']}: "
+                f"{event['board']}{where}: "
                 f"{candidates_text(event['grid_size'], self._axes or {})}, "
                 f"about {duration(event['expected_s'])}" + _measured(event)
             )
@@ -54,7 +57,8 @@ class Progress:
         return None
 
     def _header(self) -> str:
-        name = "variant" if self._axes and set(self._axes) <= set(VARIANT_AXES) else _MODE
+        varied = set(self._axes or {})
+        name = "variant" if self._is_fixed or (varied and varied <= set(VARIANT_AXES)) else _MODE
         return f"reference\n          #  {name:{self._width()}}    energy  power    latency   saves"
 
     def _width(self) -> int:
@@ -81,6 +85,7 @@ class Progress:
         variant = Variant(**trial["candidate"]["variant"])
         mode = PowerMode(**trial["candidate"]["mode"])
         name = " ".join(filter(None, (mode_name(mode) if mode != PowerMode() else "", self._varied(variant))))
+        name = name or variant_name(variant) or "the workload as it is"
         head = f"{trial['number'] + 1:3d}  {name:{self._width()}}{'L' if trial['policy'] == 'locked' else ' '}"
         window = trial["measurement"]
         if trial["invalid"] is not None:

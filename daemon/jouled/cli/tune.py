@@ -123,7 +123,9 @@ def _export(export: Export, arguments: argparse.Namespace) -> None:
 
 
 def _undo(site: Site, result: JobResult) -> str:
-    return f"{here('jouled rollback', site.options)}   (a reboot does it, too: the board then is in {result.base_mode})"
+    """The command on a line of its own, however long it is."""
+    reboot = f"(a reboot does it, too: the board then is in {result.base_mode})"
+    return f"{here('jouled rollback', site.options)}\n{'':12}{reboot}"
 
 
 def _plan_text(plan: dict[str, Any]) -> str:
