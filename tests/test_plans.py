@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jouled.errors import StateError, WorkloadError
-from jouled.workload.plans import KEPT, PlanCache
+from jouled.workload.plans import KEPT, PlanCache, weight_files
 
 Build = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -54,6 +54,31 @@ def test_a_model_that_is_exchanged_during_its_build_leaves_no_plan(cache: PlanCa
     with pytest.raises(WorkloadError, match="another file than it was"):
         cache.plan(spec_of(cache), {}, exchanged)
     assert list(cache.folder.iterdir()) == []
+
+
+def named(name: bytes) -> bytes:
+    """An entry of onnx.proto's TensorProto.external_data, amid other bytes."""
+    value = b"\x0a\x08location\x12" + bytes([len(name)]) + name
+    return b"\x6a" + bytes([len(value)]) + value + b"\x70\x01"
+
+
+def test_other_weights_beside_the_same_model_are_another_plan(cache: PlanCache) -> None:
+    model = cache.state_dir.parent / "model.onnx"
+    model.write_bytes(b"graph" + named(b"model.onnx.data") + b"more" + named(b"model.onnx.data"))
+    weights = cache.state_dir.parent / "model.onnx.data"
+    paths = [cache.path_of(spec_of(cache), {})]
+    for content in (b"weights", b"other weights"):
+        weights.write_bytes(content)
+        paths.append(cache.path_of(spec_of(cache), {}))
+    assert len(set(paths)) == 3
+    assert cache.path_of(spec_of(cache), {}) == paths[-1]
+
+
+@pytest.mark.parametrize("before", [0, (1 << 20) - 150, (1 << 20) - 60, (1 << 20) - 30, (1 << 20) - 11, 1 << 20])
+def test_weight_files_are_found_wherever_they_are_named(tmp_path: Path, before: int) -> None:
+    model, name = tmp_path / "model.onnx", b"weights/" + b"w" * 110
+    model.write_bytes(b"\0" * before + named(name) + b"\0" * 500)
+    assert weight_files(str(model)) == (name.decode(),)
 
 
 def test_a_full_disk_is_said_and_not_kept_full(cache: PlanCache, monkeypatch: pytest.MonkeyPatch) -> None:

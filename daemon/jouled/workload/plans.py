@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import pwd
+import re
 import shutil
 import stat
 import tempfile
@@ -26,6 +27,11 @@ log = logging.getLogger(__name__)
 
 FOLDER = "plans"
 KEPT = 16
+# A tensor whose values lie in another file says so by an entry {key: "location", value: NAME} (onnx.proto,
+# StringStringEntryProto); the name's length is one byte below 128.
+_LOCATION = re.compile(rb"\x0a\x08location\x12([\x01-\x7f])", re.DOTALL)
+_PIECE_BYTES = 1 << 20
+_ENTRY_BYTES = 12 + 127
 
 Build = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Has a runner build what a spec says, into its `plan_out`; the runner's answer."""
@@ -39,6 +45,21 @@ def profile_of(shapes: Mapping[str, Sequence[int]], batches: Sequence[int]) -> d
         name: {which: [size, *shape[1:]] if shape[0] == 1 else list(shape) for which, size in wanted.items()}
         for name, shape in shapes.items()
     }
+
+
+def weight_files(onnx: str) -> tuple[str, ...]:
+    """The files beside a model that hold its weights, as it names them: a new one of them is a new model."""
+    found: set[str] = set()
+    left = b""
+    with open(onnx, "rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            data = left + piece
+            for entry in _LOCATION.finditer(data):
+                name = data[entry.end() : entry.end() + entry[1][0]]
+                if len(name) == entry[1][0]:  # else the next piece has all of it
+                    found.add(name.decode("utf-8", "replace"))
+            left = data[-_ENTRY_BYTES:]
+    return tuple(sorted(name for name in found if "\0" not in name))
 
 
 @dataclass(frozen=True)
@@ -62,7 +83,9 @@ class PlanCache:
             raise WorkloadError(f"{onnx}: {mark}", code="plan_unreadable", hint="is the path right?")
         flags = {name: value for name, value in spec.items() if name not in ("onnx", "plan_out", "engine")}
         versions = about.get("versions") or {}
+        weights = {name: content_mark(str(Path(onnx).parent / name)) for name in weight_files(onnx)}
         ground = {
+            **({"weights": weights} if weights else {}),
             "onnx": mark,
             "flags": flags,
             "tensorrt": versions.get("tensorrt"),
