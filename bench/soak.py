@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from jouled.board.discover import discover_domains
-from jouled.board.knobs import read_knobs
+from jouled.board.knobs import NVPMODEL_FILES, read_knobs
 from jouled.board.sysfs import Sysfs
 from jouled.cli import main as jouled
 from jouled.virtual.fault import GOOD, Fault
@@ -44,7 +44,7 @@ from jouled.virtual.machine import VirtualMachine
 from jouled.virtual.named import inject
 from jouled.virtual.schedule import replace_switches
 from jouled.virtual.specs import board_spec
-from jouled.virtual.tree import make_tree
+from jouled.virtual.tree import boot, make_tree
 
 BOARDS = (
     *("agx-orin-64gb", "agx-orin-64gb-l4t35", "agx-orin-32gb", "orin-nx-16gb", "orin-nx-8gb"),
@@ -187,6 +187,16 @@ def knobs(root: Path) -> dict[str, str]:
     return {path: text for path, text in found.items() if not path.endswith("/clk/emc/rate")}
 
 
+def booted_knobs(root: Path) -> dict[str, str]:
+    """What the same disk boots into by the stock path; nvpmodel's own files are put back as they were found."""
+    copy = root.with_name("booted")
+    shutil.copytree(root, copy, symlinks=True)
+    boot(copy)
+    booted, found = knobs(copy), knobs(root)
+    shutil.rmtree(copy)
+    return booted | {path: found[path] for path in NVPMODEL_FILES if path in found}
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Nothing on this process's output."""
@@ -201,12 +211,11 @@ def soak(run: Run, folder: Path) -> Run:
     tune = ["tune", *options, "--virtual-workload", run.workload, "--latency-bound-ratio", "1.4", "--json-lines"]
     tune += ["--seed", str(run.number), "--virtual-seed", str(run.number), "--budget", "6"]
     make_tree(root, run.board, run.mode)
-    stock = knobs(root)
     try:
         if run.had_winner:
             call(tune, folder)
         _misbehave(root, folder, run.faults)
-        found = knobs(root)
+        found, booted = knobs(root), booted_knobs(root)
         children = run.number % _CHILDREN_EVERY == 3
         ended = call(tune, folder, kill_at=run.kill_at, children=children)
         _judge(run, ended)
@@ -214,7 +223,7 @@ def soak(run: Run, folder: Path) -> Run:
         replace_switches(str(root), {})
         aftermath.append(call(["restore", *options], folder))
         aftermath.append(call(["verify", *options], folder))
-        _judge_board(run, aftermath, found, stock, knobs(root))
+        _judge_board(run, aftermath, booted if run.ended == "board reset" else found, knobs(root))
     finally:
         shutil.rmtree(folder)
     return run
@@ -262,9 +271,7 @@ def _is_said(outcome: str, faults: Sequence[Fault], events: Sequence[dict[str, A
     return any(re.search(pattern, text) for pattern in patterns for text in told)
 
 
-def _judge_board(
-    run: Run, aftermath: Sequence[Ended], found: dict[str, str], stock: dict[str, str], now: dict[str, str]
-) -> None:
+def _judge_board(run: Run, aftermath: Sequence[Ended], as_found: dict[str, str], now: dict[str, str]) -> None:
     """Every knob as found (as booted, after a reset), or the winner's, verified."""
     for ended in aftermath:
         if "Traceback" in ended.err:
@@ -276,7 +283,6 @@ def _judge_board(
         if verified.code != 0:
             run.wrong.append(f"the winner is not verified: {verified.out[-600:]}{verified.err[-600:]}")
         return
-    as_found = stock if run.ended == "board reset" else found
     differing = [
         f"{path}: was {as_found[path]}, is {now.get(path)}" for path in as_found if now.get(path) != as_found[path]
     ]

@@ -144,7 +144,8 @@ _FAULTS = (
         "gpu-absent",
         "the GPU's devfreq device is not there (yet)",
         always(hidden=["/sys/class/devfreq/*", "*/devfreq/*", "*/devfreq_dev/*"]),
-        says="no GPU devfreq device was found .*: the GPU clock stays fixed",
+        _APPLY | _DISTURBED,
+        says="no GPU devfreq device was found .*: the GPU clock stays fixed|devfreq/.*: No such file or directory",
         problems=(3, 18),
     ),
     Fault(
