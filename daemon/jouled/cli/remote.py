@@ -207,7 +207,8 @@ def retune(arguments: argparse.Namespace) -> int:
     body = {name: value for name, value in given.items() if value is not None and value is not False}
     if not arguments.wait:
         found = client.post("/v1/retune", body, timeout_s=_CHANGE_S)
-        _say(arguments, found, f"job {found['job']} has begun; jouled status tells how it goes")
+        text = f"job {found['job']} has begun; how it goes:\njouled status"
+        _say(arguments, found, here(text, options_of(arguments)))
         return 0
     show = _shower(arguments)
     with _listening(client) as events:
@@ -281,7 +282,7 @@ def _ending(arguments: argparse.Namespace, end: Record) -> int:
     if arguments.json:
         print(json.dumps(result if plan is None else {"schema": 1, "job": result.get("job"), "plan": plan}))
     elif not arguments.json_lines:
-        print(_plan_text(plan) if plan is not None else "\n".join(_result_text(result)))
+        print(_plan_text(plan) if plan is not None else here("\n".join(_result_text(result)), options_of(arguments)))
     if plan is not None:
         return 0
     outcome = str(result.get("outcome"))
