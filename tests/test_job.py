@@ -549,6 +549,7 @@ def test_rate_that_the_own_mode_cannot_reach_ends_after_its_window(bench: Bench)
     result = bench.run(arrival=Arrival("rate", 1000.0))
     assert (result.outcome, result.reason_code) == ("no_feasible", "rate_not_reached")
     assert len(bench.trials()) == 1
+    assert not any("lacked" in warning for warning in bench.run(job__budget=2).warnings)  # it never had a study
 
 
 def test_short_windows_are_refused(bench: Bench) -> None:

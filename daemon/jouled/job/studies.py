@@ -47,7 +47,9 @@ def rebuild_missing(storage: RDBStorage, events: Sequence[Mapping[str, Any]]) ->
     from optuna.study import get_all_study_names
 
     known = set(get_all_study_names(storage))
+    searched = {event.get("job") for event in events if event.get("phase") == "search"}  # others never had a study
     started = [event for event in events if event.get("event") == "job_started" and "space" in event]
+    started = [event for event in started if event["job"] in searched]
     lost = [event for event in started if study_name(str(event["job"])) not in known][-MOST:]
     made = 0
     for event in lost:
