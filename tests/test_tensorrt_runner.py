@@ -187,6 +187,17 @@ SAMPLE = np.random.default_rng(7).standard_normal((3, 3, 4, 4)).astype("float32"
 EXPECTED = forward({"": SAMPLE}, (3, 5))
 
 
+@pytest.mark.parametrize("sign", ["x", '"', "é", "層", "\N{GRINNING FACE}", "\x1b"])
+def test_a_line_of_the_log_fits_a_frame_that_is_written_as_one_piece(runner: ModuleType, sign: str) -> None:
+    outbox = runner.Outbox(runner.Wire(-1))
+    log = runner.Log(outbox)
+    log.take("WARNING", sign * 5000)
+    log.warn(sign * 5000)
+    frames = [runner.pack("L", json.dumps(line).encode()) for line in outbox.lines]
+    assert len(frames) == 2
+    assert all(100 < len(frame) <= select.PIPE_BUF for frame in frames)
+
+
 # --- what is loaded and run -------------------------------------------------------------------------------------------
 
 

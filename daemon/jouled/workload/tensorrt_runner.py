@@ -41,7 +41,8 @@ _REQUEST_LIMIT_S = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _F_SETPIPE_SZ = 1031
 _LOG_FRAMES, _LOG_LINES = 200, 1000  # a TensorRT that warns with each request must not fill the pipes
-_LOG_CHARS = 2000  # a frame below PIPE_BUF is written as one piece, beside the pacemaker's
+_LOG_CHARS = 2000
+_LOG_BYTES = 4000  # a frame below PIPE_BUF is written as one piece, beside the pacemaker's
 _ERROR_CHARS = 20_000
 _STREAM_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING; the default stream would make TensorRT synchronise
 _CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, as trtexec
@@ -389,7 +390,7 @@ class Log:
         """One message; called by TensorRT from whatever thread it likes."""
         if level == "VERBOSE":
             return
-        line = f"[{level}] {text}"[:_LOG_CHARS]
+        line = _short(f"[{level}] {text}")
         self._written += 1
         if self._written <= _LOG_LINES:
             sys.stderr.write(line + "\n")
@@ -403,7 +404,7 @@ class Log:
 
     def warn(self, text: str) -> None:
         """A warning of this file's own."""
-        self._outbox.lines.append({"level": "warning", "text": text[:_LOG_CHARS]})
+        self._outbox.lines.append({"level": "warning", "text": _short(text)})
 
     def begin(self) -> None:
         """What is logged from here on belongs to the call that follows."""
@@ -421,6 +422,14 @@ class Log:
     def lines(self) -> list[str]:
         """The last lines, warnings and worse."""
         return list(self._last)
+
+
+def _short(text: str) -> str:
+    """What one frame holds of it: in JSON a character outside ASCII takes six bytes, or twelve."""
+    text = text[:_LOG_CHARS]
+    while len(json.dumps(text)) > _LOG_BYTES:
+        text = text[: -(len(text) // 8 + 1)]
+    return text
 
 
 class Libraries:
