@@ -48,7 +48,7 @@ def wait_dead(pid: int) -> None:
     for _ in range(int(PATIENCE_S / 0.002)):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # reaped before it was opened, or before it was read
             return
         if state == "Z":
             return

@@ -20,7 +20,7 @@ PRECISIONS = ("fp32", "fp16")
 BATCHES = (1, 4, 16)
 INSTANCES = (1, 2)
 PERCENTILE = 99
-# The issue's settings: short, since device time is.
+# A short job, as in docs/fixed-mode.md.
 JOB: Mapping[str, float] = {
     "settle_min_s": 2,
     "settle_max_s": 2,
@@ -183,7 +183,7 @@ def phases(job: Job) -> dict[str, float]:
 
 
 def whole_job(place: Place) -> Numbers:
-    """The issue's job over all 12 variants, under the bound that the sweep chose."""
+    """A job over all 12 variants, under the bound that the sweep chose."""
     place.need(150.0, "tune")
     bound_s = float(place.kept("bound")["bound_s"])
     options = ["--latency-bound-s", f"{bound_s:.6f}", "--latency-percentile", str(PERCENTILE)]
