@@ -137,7 +137,7 @@ def is_running(pid: int) -> bool:
     """Is there such a process, other than one that only waits to be reaped?"""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
