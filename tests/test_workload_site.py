@@ -362,6 +362,11 @@ def test_named_user_comes_before_the_default(bench: Bench) -> None:
     assert runner_user(replace(entry, user="camera")) == "camera"
 
 
+def test_a_user_who_is_not_there_is_said_before_a_job_begins(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match="there is no such user"):
+        bench.workload(f'engine = "{plan(bench.folder)}"\nuser = "nobody-of-that-name"')
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs it as another user")
 def test_as_root_it_runs_as_the_runners_user_where_there_is_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(users, "RUNNER_USER", "nobody")

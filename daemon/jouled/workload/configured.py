@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jouled.board.host import Host
+from jouled.board.process import uid_of
 from jouled.config.tables import Config, WorkloadEntry
 from jouled.errors import NotPermittedError, ToolAbsentError, WorkloadError
 from jouled.workload.access import refusals
@@ -61,8 +62,9 @@ class ConfiguredWorkload:
     # --- runners ----------------------------------------------------------------------------------------
 
     def runner(self) -> Runner:
-        """The runner of its kind."""
+        """The runner of its kind. Raises ConfigError (no such user), NotPermittedError (only root runs as another)."""
         if self._runner is None:
+            uid_of(self.user)  # now, and not when the job has begun
             self._runner = _Switched(self._make())
         return self._runner
 
