@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import subprocess
+import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -41,7 +43,7 @@ from jouled.errors import (
     WorkloadTooLargeError,
 )
 from jouled.job.cancel import Cancellation
-from jouled.job.events import Event
+from jouled.job.events import Event, encode
 from jouled.job.fixed import children_path
 from jouled.job.job import run_job
 from jouled.job.request import Request
@@ -533,6 +535,23 @@ def test_the_whole_command_on_a_virtual_board(tmp_path: Path, capsys: pytest.Cap
     result = json.loads(capsys.readouterr().out)
     assert (result["outcome"], result["applied"], result["method"]) == ("tuned", False, "fixed")
     assert result["winner"]["variant"] == {"engine": "/opt/app/a.plan", "batch": 8, "instances": 1}
+    assert main(["tune", *board, "--virtual-workload", "tiny", "--fixed-mode"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert next(line.split()[2] for line in lines if line.split()[1:2] == ["1"]) == "b1"  # not the one power mode
+
+
+def test_documented_table_of_every_variant_is_what_a_sweep_gives(bench: Bench, tmp_path: Path) -> None:
+    bench.run(job__sampler="grid", job__budget=14, target__latency_bound_s=None, target__no_latency_bound=True)
+    text = (Path(__file__).parents[1] / "docs" / "fixed-mode.md").read_text("utf-8")
+    program = text.partition("```python\n")[2].partition("```")[0]
+    told = "".join(f"{encode(event)}\n" for event in bench.events)
+    done = subprocess.run([sys.executable, "-c", program], input=told, capture_output=True, text=True, check=True)
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    seen = {Variant(row["engine"], int(row["batch"]), int(row["instances"])): row for row in rows}
+    assert set(seen) == set(VARIANTS)
+    for variant, row in seen.items():
+        assert float(row["energy_j"]) == pytest.approx(energy_j(variant), rel=0.02)
+        assert 0.0 < float(row["energy_se_j"]) < 0.02 * energy_j(variant)
 
 
 @pytest.mark.parametrize(

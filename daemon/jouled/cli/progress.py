@@ -57,9 +57,13 @@ class Progress:
         return None
 
     def _header(self) -> str:
-        varied = set(self._axes or {})
-        name = "variant" if self._is_fixed or (varied and varied <= set(VARIANT_AXES)) else _MODE
+        name = "variant" if self._has_one_mode() else _MODE
         return f"reference\n          #  {name:{self._width()}}    energy  power    latency   saves"
+
+    def _has_one_mode(self) -> bool:
+        """Variants alone tell the lines apart: the power mode would be the same on each."""
+        varied = set(self._axes or {})
+        return self._is_fixed or bool(varied and varied <= set(VARIANT_AXES))
 
     def _width(self) -> int:
         """Of the column with power mode and variant."""
@@ -84,7 +88,8 @@ class Progress:
     def _trial(self, trial: dict[str, Any]) -> str:
         variant = Variant(**trial["candidate"]["variant"])
         mode = PowerMode(**trial["candidate"]["mode"])
-        name = " ".join(filter(None, (mode_name(mode) if mode != PowerMode() else "", self._varied(variant))))
+        mode_told = "" if self._has_one_mode() or mode == PowerMode() else mode_name(mode)
+        name = " ".join(filter(None, (mode_told, self._varied(variant))))
         name = name or variant_name(variant) or "the workload as it is"
         head = f"{trial['number'] + 1:3d}  {name:{self._width()}}{'L' if trial['policy'] == 'locked' else ' '}"
         window = trial["measurement"]
