@@ -37,6 +37,7 @@ from jouled.virtual.faults import set_faults
 from jouled.virtual.machine import BoardReset, VirtualMachine
 from jouled.virtual.plant import LayerPlant, load_workload
 from jouled.virtual.runner import VirtualRunner
+from jouled.worker.deadlines import Deadlines
 from jouled.workload.runner import Arrival, Loaded
 from jouletune.space import PowerMode, Variant
 from jouletune.standing import Standing, standings
@@ -599,6 +600,25 @@ def test_modes_that_cannot_be_applied_are_a_fault_and_no_verdict(bench: Bench) -
     bench.faults(ignore_writes=["*devfreq*max_freq", "*scaling_max_freq", "*nvpmodel_clk_cap*"])
     result = bench.run()
     assert (result.outcome, result.reason_code) == ("board_fault", "apply_failed")
+
+
+def test_after_an_apply_that_failed_the_next_waits_longer_each_time_under_a_deadline_of_its_own(bench: Bench) -> None:
+    bench.faults(ignore_writes=["*devfreq*max_freq", "*scaling_max_freq", "*nvpmodel_clk_cap*"])
+    now_s = [0.0]
+    late: list[str] = []
+    deadlines = Deadlines(on_overdue=late.append, ping=lambda: None, now_s=lambda: now_s[0])
+
+    def follow(event: Event) -> None:
+        now_s[0] = event["t_s"]
+        deadlines.look()
+        deadlines.follow(event)
+
+    bench.run(on_event=follow)
+    failed = [trial for trial in bench.trials() if trial["invalid"] == "apply_failed"]
+    pauses_s = [trial["duration_s"] for trial in failed]
+    assert len(failed) >= 3
+    assert [round(pause_s, -1) for pause_s in pauses_s[:3]] == [0.0, 10.0, 20.0]
+    assert late == []
 
 
 def test_workload_that_dies_in_every_candidate_is_a_failure_and_no_verdict(bench: Bench) -> None:

@@ -260,7 +260,7 @@ class Trials:
         steps = min(each * self._refused, most)
         for _ in range(steps):
             self._measurer.cancellation.sleep(self._host.clock, 1.0)
-            self._measurer.progress("apply", self._host.clock.monotonic_s(), float(steps))
+            self._measurer.progress("retry", self._host.clock.monotonic_s(), float(steps))
 
     def _leave(self) -> None:
         """The board is in danger in this mode: back to the reference at once, and no load until it is not."""
