@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
+import stat
 import sys
 import threading
 import time
@@ -27,6 +29,7 @@ from jouled.job.job import run_job
 from jouled.job.request import Request
 from jouled.virtual.machine import VirtualMachine
 from jouled.virtual.runner import VirtualRunner
+from jouled.workload import trtexec
 from jouled.workload.child import Limits
 from jouled.workload.runner import Arrival, Loaded
 from jouled.workload.trtexec import TrtexecRunner, times_of
@@ -219,12 +222,51 @@ def test_times_that_six_digits_have_rounded_back_stay_in_order(tmp_path: Path) -
     assert times[0, 2] == times[1, 2]
 
 
-@pytest.mark.parametrize("rows", [[], {}, [{"latencyMs": 1.0}], [{"endD2hMs": 1.0, "latencyMs": 0.0}], "x", [1]])
+def row(end_ms: float, latency_ms: float) -> dict[str, float]:
+    return {"endD2hMs": end_ms, "latencyMs": latency_ms}
+
+
+NO_EXPORTS = [[], {}, [{"latencyMs": 1.0}], [row(1.0, 0.0)], "x", [1], [row(1e300, 1.0)], [row(1.0, math.inf)]]
+
+
+@pytest.mark.parametrize("rows", [*NO_EXPORTS, [row(10**400, 1.0)]])
 def test_an_export_that_is_none_is_an_error(tmp_path: Path, rows: Any) -> None:
     with pytest.raises(WorkloadDiedError, match="trtexec"):
         times_of(exported(tmp_path, rows), 0, 10**9)
     with pytest.raises(WorkloadDiedError, match="cannot be read"):
         times_of(tmp_path / "absent", 0, 10**9)
+
+
+def _link(path: Path) -> None:
+    path.symlink_to(exported(path.parent, [row(1.0, 1.0)]))
+
+
+def _nested(path: Path) -> None:
+    path.write_text("[" * 1_000_000)
+
+
+def _sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 4 << 40)
+
+
+@pytest.mark.parametrize("make", [_link, os.mkfifo, Path.mkdir, _nested, _sparse])
+def test_what_another_user_may_have_put_in_the_place_of_an_export_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr(trtexec, "_MOST_BYTES", 2 << 20)
+    make(tmp_path / "0.json")
+    with pytest.raises(WorkloadDiedError, match="cannot be read"):
+        times_of(tmp_path / "0.json", 0, 10**9)
+
+
+def test_who_runs_it_can_put_nothing_in_the_place_of_an_export(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(os, "chown", lambda path, uid, gid: given.append(uid))
+    monkeypatch.setattr(os, "fchown", lambda descriptor, uid, gid: given.append(os.fstat(descriptor).st_mode))
+    one = bench.runner()
+    one.load(Variant())
+    assert [stat.S_ISREG(mode) for mode in given] == [True]  # the file is given away, its folder is not
 
 
 class Late:
