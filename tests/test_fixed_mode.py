@@ -399,6 +399,15 @@ def test_first_variant_that_cannot_be_loaded_is_a_failed_workload(bench: Bench) 
     assert "plan_invalid" in result.reason_text
 
 
+def test_what_failed_is_said_once_and_a_command_stays_on_its_line(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = f"sudo setfacl -m u:jouled-runner:r /opt/{'a-long-name-' * 6}.plan"
+    bench.runner.refuses[VARIANTS[0]] = WorkloadError("no", code="plan_unreadable", hint=command)
+    assert f"  to do     {command}" in ending(bench.run(), undo="").splitlines()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_first_variant_that_hangs_while_it_loads_is_called_hung(bench: Bench) -> None:
     bench.runner.refuses[VARIANTS[0]] = WorkloadHungError("silent for 5 s")
     result = bench.run()

@@ -264,9 +264,12 @@ def _facts(result: JobResult, undo: str) -> list[tuple[str, str]]:
 def _said(word: str, text: str) -> str:
     """One fact within the width; a command to be typed stays on one line."""
     head = f"  {word:8}  "
-    if word == "undo":
+    if word == "undo" or text.startswith("sudo "):
         return head + text
-    return textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)
+    indent = " " * len(head)
+    return textwrap.fill(
+        text, WIDTH, initial_indent=head, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def ending(result: JobResult, *, undo: str) -> str:

@@ -339,7 +339,7 @@ class Job:
         )
 
     def _conclude(self, outcome: Outcome, code: ReasonCode | None, error: JouledError) -> None:
-        log.error("%s", error)
+        log.info("%s", error)  # an outcome, which whoever asked says
         self.result.hint = error.hint
         self.result.forget_decision()
         self._settle(stopped(outcome, code, str(error)))

@@ -35,6 +35,8 @@ __all__ = ["apply_target", "forget", "restore_board", "rollback", "tune", "verif
 
 log = logging.getLogger(__name__)
 
+_FAILED = ("workload_failed", "board_busy", "board_fault", "not_supported")
+
 
 # --- putting back -------------------------------------------------------------------------------------------
 
@@ -190,6 +192,8 @@ def tune(
     request = site.request(runner.arrival, dry_run=dry_run)
     result = run_job(site.host, request, runner, cancellation=cancellation, sinks=sinks, job=job, who=who)
     if result.plan is None:
+        if result.outcome in _FAILED:
+            log.error("job %s: %s: %s", job, result.outcome, result.reason_text)
         return result.as_json()
     return {**result.as_json(), "outcome": None, "plan": result.plan}  # nothing was run, so nothing came of it
 
