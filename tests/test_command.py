@@ -24,7 +24,7 @@ from jouled.errors import FrameError, WorkloadDiedError, WorkloadError, Workload
 from jouled.workload.child import Limits
 from jouled.workload.command import CommandRunner
 from jouled.workload.lines import Line, LineReader, parse_line
-from jouled.workload.marks import differing, workload_marks
+from jouled.workload.marks import FileWatch, differing, what_changed, workload_marks
 from jouled.workload.runner import Arrival
 from jouletune.measurement import Completions
 from jouletune.space import Variant
@@ -374,6 +374,40 @@ def test_another_program_is_another_workload(tmp_path: Path) -> None:
     assert list(differing(before, marks("--loops"))) == ["program"]
     script.write_text("2")
     assert list(differing(before, marks("--loop"))) == [str(script)]
+
+
+@pytest.mark.parametrize("form", ["{}", "--model={}", "relative"])
+def test_another_content_of_a_file_that_an_argument_names_is_another_workload(tmp_path: Path, form: str) -> None:
+    script = tmp_path / "bench.py"
+    script.write_text("1")
+    told = str(script.relative_to("/")) if form == "relative" else form.format(script)
+    argv = ("/usr/bin/env", "-u", "X=1", told, str(tmp_path), "\0", "x" * 9000)
+    entry = WorkloadEntry(kind="command", arrival="back_to_back", argv=argv)
+    before, watch = workload_marks(entry, Arrival()), FileWatch()
+    assert list(differing(before, watch.marks(entry, before))) == []
+    script.write_text("2")
+    assert list(differing(before, workload_marks(entry, Arrival()))) == [str(script)]
+    assert list(differing(before, watch.marks(entry, before))) == [str(script)]
+    script.unlink()
+    assert what_changed(str(script), before, workload_marks(entry, Arrival())) == f"{script} is gone"
+
+
+def test_a_file_of_an_argument_that_may_not_be_seen_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "bench.py"
+    script.write_text("1")
+    entry = WorkloadEntry(kind="command", arrival="back_to_back", argv=("/usr/bin/env", str(script)))
+    before = workload_marks(entry, Arrival())
+    real = os.stat
+
+    def refuse(path: Any, **keys: Any) -> os.stat_result:
+        if str(path) == str(script):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, **keys)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert list(differing(before, FileWatch().marks(entry, before))) == []
 
 
 def example(language: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,8 +28,21 @@ _Signature = tuple[int, int, int, int]
 
 
 def files_of(entry: WorkloadEntry) -> tuple[str, ...]:
-    """The files whose content is the workload."""
-    return (*entry.engine, *entry.onnx, *entry.argv[:1], *((entry.trace,) if entry.trace is not None else ()))
+    """The files whose content is the workload: also those that a program's arguments name (a script, a model)."""
+    named = dict.fromkeys((*entry.argv[:1], *filter(None, map(_named, entry.argv[1:]))))
+    return (*entry.engine, *entry.onnx, *named, *((entry.trace,) if entry.trace is not None else ()))
+
+
+def _named(argument: str) -> str | None:
+    """The ordinary file that an argument names, whole or behind `--name=`; one that we may not see counts as one."""
+    option, is_option, value = argument.partition("=")
+    path = os.path.join("/", value if is_option and option.startswith("-") else argument)  # it is run in /
+    try:
+        return path if stat.S_ISREG(os.stat(path).st_mode) else None
+    except PermissionError:
+        return path
+    except (OSError, ValueError):
+        return None
 
 
 def told_arrival(entry: WorkloadEntry) -> str:
@@ -115,7 +129,10 @@ class FileWatch:
 
     def mark(self, path: str) -> str | None:
         """Its content mark; None while that is not known yet, or where it cannot be read."""
-        signature = _sign(path)
+        try:
+            signature = _sign(path)
+        except PermissionError:
+            return None
         known = self._known.get(path)
         if known is not None and known[0] == signature:
             self._reading.pop(path, None)
@@ -166,8 +183,11 @@ class _Reading:
 
 
 def _sign(path: str) -> _Signature | None:
+    """None: there is no such file. Raises PermissionError where that cannot be seen."""
     try:
         found = Path(path).stat()
+    except PermissionError:
+        raise
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
