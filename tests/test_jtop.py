@@ -205,23 +205,51 @@ def test_the_interpreter_is_that_of_the_command_jtop(tmp_path: Path, monkeypatch
         assert interpreter(str(tmp_path)) is None
 
 
-def test_root_runs_no_interpreter_that_another_could_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """We are root, to whom all belongs but the files that are named here; nobody else may write above `tmp_path`."""
+    others: set[str] = set()
+    real = Path.stat
+
+    def told(path: Path, **keys: Any) -> os.stat_result:
+        found = list(real(path, **keys))
+        found[stat.ST_UID] = 1000 if path.name in others else 0
+        if tmp_path not in path.parents:
+            found[stat.ST_MODE] &= ~0o022
+        return os.stat_result(found)
+
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    command(tmp_path, f"#!{sys.executable}")
-    real = os.stat
     monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(Path, "stat", told)
+    return others
 
-    def owned(uid: int) -> Callable[..., os.stat_result]:
-        def answer(path: Any, **keys: Any) -> os.stat_result:
-            found = list(real(path, **keys))
-            found[stat.ST_UID] = uid
-            return os.stat_result(found)
 
-        return answer
+def jtop_of_root(folder: Path) -> Path:
+    """The command in a folder, its Python in another by a link into a third."""
+    for name in ("bin", "venv", "real"):
+        (folder / name).mkdir(mode=0o755)
+    python = folder / "venv" / "python"
+    python.symlink_to(folder / "real" / "python3")
+    (folder / "real" / "python3").write_text("#!/bin/sh\n")
+    (folder / "real" / "python3").chmod(0o755)
+    command(folder / "bin", f"#!{python}")
+    (folder / "bin" / "jtop").chmod(0o755)
+    return python
 
-    for uid, found in ((0, sys.executable), (1000, None)):
-        monkeypatch.setattr(os, "stat", owned(uid))
-        assert interpreter(str(tmp_path)) == found
+
+@pytest.mark.parametrize("place", ["bin", "bin/jtop", "venv", "real", "real/python3"])
+@pytest.mark.parametrize("more", [0o020, 0o002, 0])
+def test_root_runs_no_interpreter_that_another_could_change(
+    tmp_path: Path, roots: set[str], caplog: pytest.LogCaptureFixture, place: str, more: int
+) -> None:
+    python = jtop_of_root(tmp_path)
+    assert interpreter(str(tmp_path / "bin")) == str(python)
+    if more:
+        (tmp_path / place).chmod(0o755 | more)
+    else:
+        roots.add((tmp_path / place).name)
+    assert interpreter(str(tmp_path / "bin")) is None
+    assert f"wanted {tmp_path / place} to be" in caplog.text
 
 
 def test_without_jtop_it_says_what_to_install() -> None:

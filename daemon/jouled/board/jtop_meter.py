@@ -19,7 +19,8 @@ from jouled.board.channels import Rail
 from jouled.board.clock import Clock
 from jouled.board.process import Processes, Spawned
 from jouled.board.reader import Reader
-from jouled.errors import NotSupportedError, SensorError
+from jouled.config.owner import check_owner
+from jouled.errors import ConfigError, NotSupportedError, SensorError
 
 if TYPE_CHECKING:
     from jouletune.measurement import PowerTrace
@@ -38,7 +39,7 @@ _CHILD = Path(__file__).with_name("jtop_child.py")
 def interpreter(places: str = _PLACES) -> str | None:
     """The Python that has jtop: this one, else that of the command `jtop`, by its first line; None: there is none.
 
-    As root only a command and an interpreter that root owns: whoever could change them would become root.
+    As root only a command and an interpreter that root alone may change or replace: who else could would become root.
     """
     if importlib.util.find_spec("jtop") is not None:
         return sys.executable
@@ -50,9 +51,14 @@ def interpreter(places: str = _PLACES) -> str | None:
     python = words[0] if words else ""
     if not os.path.isabs(python) or Path(python).name == "env" or not os.access(python, os.X_OK):
         return None
-    if os.geteuid() == 0 and any(os.stat(path).st_uid != 0 for path in (command, python)):
-        log.warning("%s or its interpreter is not root's: it is not run as root", command)
-        return None
+    if os.geteuid() == 0:
+        try:
+            for place in (command, python):
+                check_owner(Path(place).parent)  # of a link, too
+                check_owner(Path(place))
+        except ConfigError as error:
+            log.warning("%s is not run as root: %s; %s", command, error, error.hint)
+            return None
     return python
 
 
