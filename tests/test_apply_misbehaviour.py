@@ -194,8 +194,9 @@ def test_after_a_partial_failure_the_next_apply_is_whole(case: Case) -> None:
 
 def test_an_absent_tool_is_named_and_the_probe_goes_on_without_it(case: Case) -> None:
     case.misbehave(absent=["nvpmodel"])
-    with pytest.raises(ToolAbsentError, match="nvpmodel: no such program"):
+    with pytest.raises(ToolAbsentError, match="nvpmodel: no such program") as caught:
         case.actuator().apply(WANTED, CAPPED)
+    assert "nvidia-l4t-nvpmodel" in caught.value.hint
     method, reason = probe_method(case.host, case.board, case.home, "auto")
     assert (method, reason.partition(":")[0]) == (Method.SYSFS, "tool_absent")
     with pytest.raises(ToolAbsentError):
@@ -317,10 +318,18 @@ def test_a_jetson_clocks_that_hangs_is_ended_and_named(case: Case) -> None:
     case.ends_well()
 
 
+def test_a_program_that_is_not_nvidias_is_not_said_to_be() -> None:
+    with pytest.raises(ToolAbsentError, match="systemctl: no such program") as caught:
+        Processes(path="/var/empty").run(["systemctl"], timeout_s=1.0)
+    assert caught.value.hint == ""
+
+
 def test_without_jetson_clocks_there_is_no_locked_policy(case: Case) -> None:
     case.misbehave(absent=["jetson_clocks"])
-    with pytest.raises(ToolAbsentError, match="jetson_clocks"):
+    with pytest.raises(ToolAbsentError, match="jetson_clocks") as caught:
         case.actuator().apply(WANTED, LOCKED)
+    assert "nvidia-l4t-tools" in caught.value.hint
+    assert "nvpmodel" not in caught.value.hint
     case.actuator().apply(WANTED, CAPPED)
     assert case.gpu_cap_hz() == 408_000_000
     case.ends_well()

@@ -29,6 +29,10 @@ MARK = "JOULED_CHILD"
 BOARD_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _GRACE_S = 2.0
 _KILL_S = 5.0
+_INSTALL = {
+    "nvpmodel": "install NVIDIA's package nvidia-l4t-nvpmodel, or set board.method to sysfs",
+    "jetson_clocks": 'install NVIDIA\'s package nvidia-l4t-tools, or set grid.clocks to "capped"',
+}
 _KEPT = ("LD_LIBRARY_PATH",)
 _DEVICE_GROUPS = ("video", "render")  # those who may open the GPU
 
@@ -216,7 +220,7 @@ class Processes:
             raise ToolAbsentError(
                 f"{argv[0]}: no such program on PATH {self.path}",
                 argv=argv,
-                hint="install NVIDIA's packages nvidia-l4t-nvpmodel and nvidia-l4t-tools, or set board.method to sysfs",
+                hint=_INSTALL.get(argv[0], ""),
             )
         log.debug("run %s", " ".join(argv))
         began_s = time.monotonic()
