@@ -824,7 +824,7 @@ def test_a_worker_that_dies_in_a_job_is_followed_by_one_that_restores(machine: M
         assert machine.commands()[1:] == ["restore"]
         entry = service.job(job)
         assert entry is not None
-        assert entry["outcome"] == "interrupted"
+        assert (entry["outcome"], entry["reason"]["code"]) == ("interrupted", "worker_gone")
         assert "ended before it had finished" in entry["reason"]["text"]
 
     live(machine, work)

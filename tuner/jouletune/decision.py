@@ -56,6 +56,7 @@ class ReasonCode(str, Enum):
     LOCK_HELD = "lock_held"
     BOOT_CHANGED = "boot_changed"
     DAEMON_GONE = "daemon_gone"
+    WORKER_GONE = "worker_gone"
     TEMPERATURE = "temperature"
     USER = "user"
 

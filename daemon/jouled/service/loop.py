@@ -28,6 +28,7 @@ from jouled.service.outlook import FullVerify, Outlook
 from jouled.service.requests import ROTATE_ABOVE_BYTES
 from jouled.service.workers import Door, WorkerBusy, ask, converse
 from jouled.state import Conflict, Failed, Source
+from jouletune.decision import ReasonCode
 
 log = logging.getLogger(__name__)
 
@@ -347,7 +348,8 @@ class Loop:
         """Jobs that never said how they ended, and whose board is put back, were interrupted: write that down."""
         for entry in self.outlook.left_open():
             text = self._deaths.pop(entry.job, "")
-            reason = {"code": None if text else "daemon_gone", "text": text or "the daemon went while it ran"}
+            code = ReasonCode.WORKER_GONE if text else ReasonCode.DAEMON_GONE
+            reason = {"code": code.value, "text": text or "the daemon went while it ran"}
             ended = {"job": entry.job, "wall_s": self._clock.wall_s(), "outcome": "interrupted", "reason": reason}
             try:
                 self.outlook.requests.append({"event": "ended", **ended})
