@@ -212,7 +212,7 @@ def roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     real = Path.stat
 
     def told(path: Path, **keys: Any) -> os.stat_result:
-        found = list(real(path, **keys))
+        found: list[Any] = list(real(path, **keys))
         found[stat.ST_UID] = 1000 if path.name in others else 0
         if tmp_path not in path.parents:
             found[stat.ST_MODE] &= ~0o022
