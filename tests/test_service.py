@@ -888,10 +888,31 @@ def test_a_jobs_own_last_word_overrules_what_was_presumed(machine: Machine) -> N
     machine.ledger(event="finished", job="0123456789ab", result=result)
     service.look()
     assert [entry["outcome"] for entry in service.history(5)] == ["tuned"]
-    assert service.status().counters.jobs == {"interrupted": 0, "tuned": 1}
+    assert service.status().counters.jobs == {"interrupted": 1, "tuned": 1}  # a counter never goes down
+    fresh = _service(machine)
+    fresh.look()
+    assert fresh.status().counters.jobs == {"tuned": 1}
     last = service.status().last_job
     assert last is not None
     assert last.outcome == "tuned"
+
+
+@pytest.mark.parametrize("length", [(4 << 20) - 1, (4 << 20) + 1, 9 << 20])
+def test_a_line_without_measure_is_passed_over_and_what_follows_is_read(machine: Machine, length: int) -> None:
+    service = _service(machine)
+    ledger = machine.folder / "ledger.jsonl"
+    machine.ledger(event="job_started", job="0123456789ab", wall_s=1.0)
+    with open(ledger, "ab") as file:
+        file.write(b"x" * length)
+    service.look()
+    assert service.outlook.history.damaged == 0  # it may still be being written
+    with open(ledger, "ab") as file:
+        file.write(b"\n")
+    result = {"job": "0123456789ab", "outcome": "no_gain", "reason": {"code": "converged", "text": ""}}
+    machine.ledger(event="finished", job="0123456789ab", result=result)
+    service.look()
+    assert service.outlook.history.damaged == 1
+    assert [entry["outcome"] for entry in service.history(5)] == ["no_gain"]
 
 
 def test_what_was_known_before_the_files_began_anew_is_known_after(machine: Machine) -> None:

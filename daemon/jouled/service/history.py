@@ -59,15 +59,28 @@ class Tail:
             log.debug("%s: %s", self.path, error)
 
     def _decoded(self, file: Any) -> Iterator[Record]:
-        for line in iter(lambda: file.readline(_LONGEST_LINE_BYTES), b""):
-            if not line.endswith(b"\n"):
-                return  # still being written, or torn: the next look sees it whole, or the next job sets it aside
-            self._offset += len(line)
+        for line, length in _lines(file):
+            self._offset += length
             try:
+                if length > len(line):
+                    raise ValueError(f"wanted at most {_LONGEST_LINE_BYTES} bytes, got {length}")
                 yield _record(line)
             except ValueError as error:
                 self.damaged += 1
                 log.warning("%s: a line is passed over: %s", self.path, error)
+
+
+def _lines(file: Any) -> Iterator[tuple[bytes, int]]:
+    """Each line that is ended, of one beyond measure its end alone; how long it is.
+
+    What is not ended is still being written, or torn: the next look sees it whole, or the next job sets it aside.
+    """
+    length = 0
+    while piece := file.readline(_LONGEST_LINE_BYTES):
+        length += len(piece)
+        if piece.endswith(b"\n"):
+            yield piece, length
+            length = 0
 
 
 @dataclass(slots=True)
@@ -245,10 +258,9 @@ class History:
     def _end(
         self, entry: JobEntry, record: Mapping[str, Any], ended_wall_s: float | None, *, is_presumed: bool = False
     ) -> None:
-        if entry.has_ended:
-            if is_presumed or not entry.is_presumed:
-                return
-            self._sums.jobs[entry.outcome or ""] -= 1
+        if entry.has_ended and (is_presumed or not entry.is_presumed):
+            return
+        # One that is overruled counts twice until the daemon starts anew: a counter never goes down.
         entry.has_ended, entry.is_presumed = True, is_presumed
         reason, outcome = record.get("reason") or {}, record.get("outcome")
         entry.outcome, entry.ended_wall_s = outcome, ended_wall_s
