@@ -594,6 +594,43 @@ def test_inputs_that_do_not_fit_are_named(tmp_path: Path, values: Any, words: st
     assert (failure["code"], words in failure["text"]) == ("inputs_invalid", True), failure
 
 
+def test_only_the_top_of_the_process_takes_whatever_it_is() -> None:
+    tree = ast.parse(RUNNER.read_text())
+    broad = [
+        function.name
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.ExceptHandler) and getattr(node.type, "id", None) in (None, "Exception")
+        if node.type is None or isinstance(node.type, ast.Name)
+    ]
+    assert broad == ["main"]
+
+
+def _at(data: bytes, mark: bytes, offset: int, value: bytes) -> bytes:
+    place = data.rindex(mark) + offset
+    return data[:place] + value + data[place + len(value) :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda data: data[:-30], "BadZipFile"),
+        (lambda data: _at(data, b"PK\x01\x02", 8, b"\1"), "RuntimeError"),  # encrypted
+        (lambda data: _at(data, b"PK\x01\x02", 10, b"\x63"), "NotImplementedError"),  # packed in an unknown way
+        (lambda data: data[:60] + bytes(200) + data[260:], "error"),
+    ],
+)
+def test_a_damaged_archive_is_named(tmp_path: Path, damage: Callable[[bytes], bytes], said: str) -> None:
+    path = tmp_path / "in.npz"
+    np.savez_compressed(path, input=SAMPLE)
+    path.write_bytes(damage(path.read_bytes()))
+    with talk(tmp_path) as to:
+        failure = to.fails(engine=str(plan(tmp_path)), batch=2, inputs=str(path))
+    assert failure["code"] == "inputs_invalid", failure
+    assert said in failure["text"]
+
+
 @pytest.mark.parametrize(
     ("expected", "words"),
     [

@@ -30,6 +30,8 @@ import sys
 import threading
 import time
 import traceback
+import zipfile
+import zlib
 from collections import deque
 from typing import Any, Callable, Dict, Iterator, NoReturn, Sequence, Tuple
 
@@ -1020,6 +1022,10 @@ def _bf16(numpy: Any, values: Any) -> Any:
     return (numpy.ascontiguousarray(values, dtype="float32").view("uint32") >> 16).astype("uint16")
 
 
+# RuntimeError: encrypted, or (NotImplementedError) packed as it never is; too large for the memory or for a number
+_NO_ARCHIVE = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, MemoryError, OverflowError)
+
+
 def _arrays(numpy: Any, path: str, code: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
@@ -1032,7 +1038,7 @@ def _arrays(numpy: Any, path: str, code: str) -> dict[str, Any]:
         text = f"{path}: cannot be read by uid {os.geteuid()}: {error.strerror or error}"
     except (ValueError, AttributeError, TypeError, EOFError, KeyError) as error:
         text = f"{path}: wanted an .npz file with one array a tensor: {error}"
-    except Exception as error:  # noqa: BLE001  zipfile and zlib have errors of their own
+    except _NO_ARCHIVE as error:
         text = f"{path}: wanted an .npz file: {type(error).__name__}: {error}"
     raise RunnerError(code, text)
 
