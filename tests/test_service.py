@@ -740,13 +740,12 @@ def test_a_request_that_cannot_be_kept_is_not_carried_out(machine: Machine) -> N
 @pytest.mark.parametrize(
     ("request_", "overrides", "error", "said"),
     [
-        ({}, {}, ConfigError, "no latency bound"),
         ({"latency_bound_s": 0.04, "budgets": 3}, {}, ConfigError, "budget"),
         ({"latency_bound_s": "fast"}, {}, ConfigError, "latency_bound_s"),
         (
             {"latency_bound_s": 0.04},
             {"target__max_latency_bound_s": 0.03},
-            Refused,
+            ConfigError,
             r"at most target.max_latency_bound_s \(0.03 s\)",
         ),
         (BOUND, {"mode": "observe"}, Refused, "observe"),

@@ -14,7 +14,7 @@ from typing import Any
 from jouled.board.modename import mode_name, parse_mode_name
 from jouled.board.pending import Standing
 from jouled.control.schema import LONGEST_PAUSE_S
-from jouled.errors import ConfigError, JouledError, UsageError
+from jouled.errors import JouledError, UsageError
 from jouled.service.keeper import Do, Pause
 from jouled.service.loop import Loop, is_stuck
 from jouled.service.requests import delete_pause, write_pause
@@ -134,7 +134,7 @@ class Service(Loop):
     # --- changes ------------------------------------------------------------------------------------------
 
     async def retune(self, request: Mapping[str, Any], peer: Peer) -> str:
-        self._check_request(request)
+        self._check({name: value for name, value in request.items() if name != "dry_run"})
         async with self.lock:
             self._require_writable()
             self._require_no_pause()
@@ -142,19 +142,6 @@ class Service(Loop):
                 return await self.begin_job(request, str(peer))
             except WorkerBusy as error:
                 raise Conflict(str(error), hint=error.hint) from error
-
-    def _check_request(self, request: Mapping[str, Any]) -> None:
-        asked = {name: value for name, value in request.items() if name != "dry_run"}
-        limit_s, bound_s = self.config.target.max_latency_bound_s, asked.get("latency_bound_s")
-        if limit_s is not None and isinstance(bound_s, float | int) and bound_s > limit_s:
-            raise Refused(
-                f"latency_bound_s: wanted at most target.max_latency_bound_s ({limit_s:g} s), got {bound_s:g} s"
-            )
-        if not self._check(asked).target.has_bound():
-            raise ConfigError(
-                "no latency bound: neither the request nor the configuration names one",
-                hint="ask with latency_bound_s or latency_bound_ratio",
-            )
 
     async def cancel(self, job: str, peer: Peer) -> None:
         running = self.running
