@@ -24,7 +24,15 @@ from jouled.board.restore import Found, restore
 from jouled.board.snapshot import Snapshot, boot_id, read_origin, snapshot_path, write_snapshot
 from jouled.board.switches import DISABLED_PATH
 from jouled.config import Config, load
-from jouled.errors import BoardError, ConfigError, NotPermittedError, StateError, UsageError, WorkloadError
+from jouled.errors import (
+    BoardError,
+    ConfigError,
+    NotPermittedError,
+    StateError,
+    UsageError,
+    WorkloadDiedError,
+    WorkloadError,
+)
 from jouled.job.cancel import Cancellation
 from jouled.job.events import Event
 from jouled.job.job import run_job
@@ -39,6 +47,7 @@ from jouled.virtual.plant import LayerPlant, load_workload
 from jouled.virtual.runner import VirtualRunner
 from jouled.worker.deadlines import Deadlines
 from jouled.workload.runner import Arrival, Loaded
+from jouletune.measurement import Completions
 from jouletune.space import PowerMode, Variant
 from jouletune.standing import Standing, standings
 
@@ -254,6 +263,18 @@ def test_workload_that_dies_ends_workload_failed_with_knobs_as_found(bench: Benc
     assert (result.outcome, result.reason_code) == ("workload_failed", "workload_died")
     assert len(bench.trials()) == 3
     assert bench.knobs() == before
+
+
+def test_what_to_do_about_a_workload_that_fails_in_a_window_is_in_the_ending(bench: Bench) -> None:
+    class Chatty(VirtualRunner):
+        def take(self) -> Completions:
+            raise WorkloadDiedError("writes more lines than it was asked for", hint="read a line, write a line")
+
+    config = bench.config()
+    request = Request(config, "w", lambda board: board_space(board, config.grid))
+    runner = Chatty(bench.machine, Arrival())
+    result = run_job(bench.host, request, runner, cancellation=bench.cancellation)
+    assert result.reason_text.endswith("writes more lines than it was asked for; read a line, write a line")
 
 
 def test_workload_that_hangs_is_told_apart(bench: Bench) -> None:

@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from jouled.board.apply import ClocksPolicy
 from jouled.board.host import Host
 from jouled.board.pending import Why
-from jouled.errors import OUT_OF_MEMORY, ApplyError, SensorError, WorkloadDiedError, WorkloadError, WorkloadHungError
+from jouled.errors import (
+    OUT_OF_MEMORY,
+    ApplyError,
+    JouledError,
+    SensorError,
+    WorkloadDiedError,
+    WorkloadError,
+    WorkloadHungError,
+)
 from jouled.job.measuring import Measurer, Taken, Wanted
 from jouled.job.modes import Modes
 from jouled.job.watch import SCATTER_RATIO
@@ -216,8 +224,8 @@ class Trials:
 
     def _not_loaded(self, blank: Trial, error: WorkloadError) -> Trial:
         if error.code == OUT_OF_MEMORY:
-            return replace(blank, infeasible=Infeasible.MEMORY, detail=str(error))
-        return replace(blank, invalid=Invalid.WORKLOAD_DIED, detail=f"not loaded: {error.told}")
+            return replace(blank, infeasible=Infeasible.MEMORY, detail=_with_hint(str(error), error))
+        return replace(blank, invalid=Invalid.WORKLOAD_DIED, detail=f"not loaded: {_with_hint(error.told, error)}")
 
     def _measured(self, blank: Trial, policy: ClocksPolicy, plan: Plan) -> tuple[Trial, Taken | None]:
         """Of a candidate that is in force and loaded."""
@@ -235,12 +243,12 @@ class Trials:
             taken = self._measurer.take(wanted)
         except WorkloadDiedError as error:
             self._loaded = None
-            return replace(blank, invalid=Invalid.WORKLOAD_DIED, detail=error.told), None
+            return replace(blank, invalid=Invalid.WORKLOAD_DIED, detail=_with_hint(error.told, error)), None
         except WorkloadHungError as error:
             self._loaded = None
-            return replace(blank, invalid=Invalid.WORKLOAD_HUNG, detail=str(error)), None
+            return replace(blank, invalid=Invalid.WORKLOAD_HUNG, detail=_with_hint(str(error), error)), None
         except SensorError as error:
-            return replace(blank, invalid=Invalid.SENSOR_GAP, detail=str(error)), None
+            return replace(blank, invalid=Invalid.SENSOR_GAP, detail=_with_hint(str(error), error)), None
         if taken.alarm:
             self._leave()
             return replace(blank, invalid=Invalid.THROTTLED, detail=taken.alarm), taken
@@ -357,6 +365,11 @@ class Trials:
         latency_s = taken.completions.end_s - taken.completions.arrival_s
         too_slow = is_beyond(latency_s, bound_s, self.percentile, self.account.clustering.design)
         return Infeasible.LATENCY if too_slow else None
+
+
+def _with_hint(text: str, error: JouledError) -> str:
+    """A trial has one text: what to do is in it, too."""
+    return f"{text}; {error.hint}" if error.hint else text
 
 
 def _silent_s(taken: Taken, measurement: Measurement, longest_gap_s: float) -> float:
