@@ -494,6 +494,18 @@ def test_dry_run_runs_nothing_and_lets_the_meter_go(bench: Bench) -> None:
     assert bench.meter.is_closed
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_file_that_is_not_there_is_said_before_anything_is_waited_for(bench: Bench, *, dry_run: bool) -> None:
+    def look() -> None:
+        raise WorkloadError("/opt/a.plan: there is no such file", code="plan_unreadable", hint="is the path right?")
+
+    request = replace(bench.request(), look=look, dry_run=dry_run)
+    began_s = bench.gpu.clock.monotonic_s()
+    result = run_job(bench.host, request, bench.runner, cancellation=Cancellation())
+    assert (result.outcome, result.plan, result.hint) == ("workload_failed", None, "is the path right?")
+    assert (bench.gpu.clock.monotonic_s(), bench.runner.loads, bench.meter.is_closed) == (began_s, [], True)
+
+
 # --- on a Jetson ---------------------------------------------------------------------------------------------
 
 

@@ -160,6 +160,11 @@ def test_files_are_tried_before_anything_is_started(bench: Bench) -> None:
     assert caught.value.hint == f"sudo chmod +x {program}"
 
 
+def test_a_missing_engine_can_be_seen_before_a_job_waits(bench: Bench) -> None:
+    with pytest.raises(WorkloadError, match=r"/nowhere/a.plan: there is no folder /nowhere"):
+        bench.workload('engine = "/nowhere/a.plan"').look()
+
+
 @pytest.mark.parametrize(
     ("more", "code", "hint"),
     [

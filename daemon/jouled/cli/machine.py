@@ -64,6 +64,7 @@ def machine_site(host: Host, config: Config) -> Site:
         make_runner=work.runner,
         variants=variants,
         prepare=work.prepare,
+        look=work.look,
         workload_marks=work.marks,
     )
 
@@ -86,6 +87,11 @@ class _Work:
     def prepare(self, beat: Callable[[], None]) -> Sequence[str]:
         """What comes before the first load. Raises as `ConfiguredWorkload.prepare`."""
         return () if self._made is None else self._made.prepare(beat)
+
+    def look(self) -> None:
+        """Before anything is done. Raises as `ConfiguredWorkload.look`."""
+        if self._made is not None:
+            self._made.look()
 
     def marks(self, arrival: Arrival) -> Mapping[str, str]:
         """What a winner holds for besides the board."""

@@ -172,6 +172,7 @@ class Job:
         describe_ground(self.result, ground)
         for warning in ground.warnings:
             self._warn(warning)
+        self._request.look()
         if self._request.dry_run:
             self.result.plan = announcement(self._request, ground, self.result.arrival, self._host.clock.wall_s())
             self.result.plan["restores_first"] = self._custody.left_by()

@@ -36,7 +36,8 @@ class Request:
     """One tuning run. `make_space` gives the candidates; `total_rails` () means those of the board's file.
 
     `fixed`: no knob is touched and the candidates are `variants` alone. `prepare(beat)` makes what the runner needs
-    and takes long, and returns warnings. `workload_marks` is what a winner holds for besides the board.
+    and takes long, and returns warnings; `look` raises WorkloadError for a file that cannot be used, at once and with
+    nothing started. `workload_marks` is what a winner holds for besides the board.
     """
 
     config: Config
@@ -48,6 +49,7 @@ class Request:
     fixed: bool = False
     variants: tuple[Variant, ...] = (Variant(),)
     prepare: Callable[[Beat], Sequence[str]] | None = None
+    look: Callable[[], None] = lambda: None
     workload_marks: Callable[[], Mapping[str, str]] = _no_marks
     choose_meter: ChooseMeter = choose_meter
 

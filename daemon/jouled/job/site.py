@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class Site:
     """`options` is what a user types to come back here; `reboot` boots a board that is virtual.
 
-    `fixed`: no knob is touched, only `variants` are compared. `prepare` goes with the runner made last (`Request`).
+    `fixed`: no knob is touched, only `variants` are compared. `prepare` and `look` go with the runner made last
+    (`Request`).
     """
 
     host: Host
@@ -34,6 +35,7 @@ class Site:
     fixed: bool = False
     variants: tuple[Variant, ...] = (Variant(),)
     prepare: Callable[[Callable[[], None]], Sequence[str]] | None = None
+    look: Callable[[], None] = lambda: None
     workload_marks: Callable[[Arrival], Mapping[str, str]] = lambda arrival: {}
     choose_meter: ChooseMeter | None = None
     reboot: Callable[[], None] | None = None
@@ -54,6 +56,7 @@ class Site:
             fixed=self.fixed,
             variants=self.variants,
             prepare=self.prepare,
+            look=self.look,
             workload_marks=lambda: self.workload_marks(arrival),
             choose_meter=self.choose_meter or choose_meter,
         )

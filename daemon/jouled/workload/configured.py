@@ -154,7 +154,7 @@ class ConfiguredWorkload:
         """
         said = []
         assert self._runner is not None, "a job has its runner before it prepares it"
-        self._check_files()
+        self.look()
         self._runner.beat = beat
         if self.user is None and os.geteuid() == 0:
             said.append(
@@ -175,7 +175,7 @@ class ConfiguredWorkload:
             self._build(told, beat)
         return tuple(said)
 
-    def _check_files(self) -> None:
+    def look(self) -> None:
         """Raise WorkloadError for the first file that whoever runs it cannot use, with the line that lets it."""
         try:
             for refusal in refusals(self.host.processes, self.entry, self.user):
