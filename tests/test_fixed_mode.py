@@ -417,6 +417,20 @@ def test_first_variant_that_hangs_while_it_loads_is_called_hung(bench: Bench) ->
 # --- how else it ends ----------------------------------------------------------------------------------------
 
 
+def test_program_that_keeps_its_lines_back_is_the_likely_cause_of_few_inferences(bench: Bench) -> None:
+    take = bench.runner.take
+
+    def few() -> Completions:
+        done, now_s = take(), bench.gpu.clock.monotonic_s()
+        count = 1 if int(now_s) % 20 == 0 else 0
+        return replace(done, arrival_s=done.arrival_s[:count], start_s=done.start_s[:count], end_s=done.end_s[:count])
+
+    bench.runner.take = few  # type: ignore[method-assign]
+    result = bench.run()
+    assert (result.outcome, result.reason_code) == ("no_feasible", "percentile_unreachable")
+    assert "does not flush its output" in result.reason_text
+
+
 def test_winner_that_dies_while_it_is_watched_is_rolled_back(bench: Bench) -> None:
     def die_when_watched() -> None:
         if any(event["event"] == "phase" and event["phase"] == "watching" for event in bench.events):

@@ -140,7 +140,10 @@ class Tuning:
     def _reference_failed(self, trial: Trial) -> Decision:
         assert trial.invalid is not None
         if trial.invalid is Invalid.TOO_FEW_INFERENCES:
-            text = "fewer than 20 inferences ended in the reference's window"
+            text = (
+                "fewer than 20 inferences ended in the reference's window; a program that is faster than that most "
+                "likely does not flush its output: one line for each inference, flushed (docs/workloads.md)"
+            )
             return stopped(Outcome.NO_FEASIBLE, ReasonCode.PERCENTILE_UNREACHABLE, text)
         outcome = _REFERENCE_FAILS.get(trial.invalid, Outcome.UNSTABLE)
         text = f"the reference could not be measured: {trial.invalid.value}"
