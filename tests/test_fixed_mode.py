@@ -417,6 +417,18 @@ def test_first_variant_that_hangs_while_it_loads_is_called_hung(bench: Bench) ->
 # --- how else it ends ----------------------------------------------------------------------------------------
 
 
+def test_sensor_that_tells_too_little_in_a_pilot_comes_with_what_to_do(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sampling(clock: Any, *, rate_hz: float, external_w: float = 0.0) -> Sampler:
+        return Sampler(clock, bench.meter, rate_hz=0.4, external_w=external_w)
+
+    monkeypatch.setattr(bench.meter, "sampling", sampling)
+    result = bench.run()
+    assert (result.outcome, result.reason_code) == ("board_fault", "sensor_gap")
+    assert "too few samples in the pilot of 2 s, got 1; raise job.pilot_s" in result.reason_text
+
+
 def test_program_that_keeps_its_lines_back_is_the_likely_cause_of_few_inferences(bench: Bench) -> None:
     take = bench.runner.take
 

@@ -284,7 +284,9 @@ class _Attempt:
         try:
             return pilot(trace, self._seen.joined(), began_s, max(last_s, began_s + _STEP_S))
         except MeasurementError as error:
-            raise SensorError(f"{self._on.meter.rail}: too few samples in the pilot: {error}") from error
+            length_s = self._settings.pilot_s
+            text = f"{self._on.meter.rail}: too few samples in the pilot of {length_s:g} s, got {trace.t_s.size}"
+            raise SensorError(text, hint="raise job.pilot_s") from error
 
     def _window_s(self, looked: Pilot) -> float:
         settings = self._settings
