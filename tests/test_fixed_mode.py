@@ -478,11 +478,35 @@ def forgotten() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_what_a_killed_job_has_left_running_is_ended_first(bench: Bench, forgotten: subprocess.Popen[bytes]) -> None:
     child = {"pid": forgotten.pid, "start_ticks": start_ticks(forgotten.pid)}
-    write_state(children_path(bench.folder), "jouled.children/1", {"mark": "job0", "children": [child]})
+    left = {"mark": "job0", "boot_id": "boot", "children": [child]}
+    write_state(children_path(bench.folder), "jouled.children/1", left)
     result = bench.run(variants=VARIANTS[:1])
     assert forgotten.wait(timeout=30) == -9
     assert any("job0" in warning and str(forgotten.pid) in warning for warning in result.warnings)
     assert not children_path(bench.folder).exists()
+
+
+def test_whoever_has_a_childs_pid_after_a_reboot_is_left_alone(bench: Bench) -> None:
+    with subprocess.Popen(["sleep", "600"], env={"PATH": "/usr/bin:/bin"}) as other:
+        child = {"pid": other.pid, "start_ticks": start_ticks(other.pid)}
+        left = {"mark": "job0", "boot_id": "the boot before", "children": [child]}
+        write_state(children_path(bench.folder), "jouled.children/1", left)
+        result = bench.run(variants=VARIANTS[:1])
+        assert other.poll() is None
+        other.kill()
+    assert not any("job0" in warning for warning in result.warnings)
+    assert not children_path(bench.folder).exists()
+
+
+def test_children_are_kept_with_the_boot_that_they_live_in(bench: Bench) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def look() -> None:
+        seen.append(json.loads(children_path(bench.folder).read_text()))
+
+    bench.runner.on_take = look
+    bench.run(variants=VARIANTS[:1])
+    assert {kept["boot_id"] for kept in seen} == {"boot"}
 
 
 def test_damaged_list_of_children_is_said_and_forgotten(bench: Bench) -> None:

@@ -14,12 +14,14 @@ from pathlib import Path
 from jouled.board.apply import Actuator, ClocksPolicy, Method
 from jouled.board.board import Board, discover, fingerprint
 from jouled.board.identity import read_identity
+from jouled.board.host import Host
 from jouled.board.knobs import Knobs, read_knobs
 from jouled.board.lock import read_holder
 from jouled.board.modename import mode_name
 from jouled.board.orphans import end_orphans
 from jouled.board.pending import Why
 from jouled.board.process import Child
+from jouled.board.snapshot import boot_id
 from jouled.board.statefile import read_state, remove_durably, write_state
 from jouled.errors import BusyError, NotSupportedError, StateError, UsageError
 from jouled.job.blocks import Arm
@@ -56,9 +58,10 @@ def children_path(state_dir: Path) -> Path:
 class ChildList:
     """Keeps a job's mark and its children (`Processes.on_start`)."""
 
-    def __init__(self, state_dir: Path, mark: str) -> None:
-        self._path = children_path(state_dir)
+    def __init__(self, host: Host, mark: str) -> None:
+        self._path = children_path(host.state_dir)
         self._mark = mark
+        self._boot_id = boot_id(host.sysfs)
         self._children: tuple[Child, ...] = ()
         self._write()
 
@@ -68,14 +71,20 @@ class ChildList:
 
     def _write(self) -> None:
         listed = [{"pid": child.pid, "start_ticks": child.start_ticks} for child in self._children]
-        write_state(self._path, _CHILDREN_SCHEMA, {"mark": self._mark, "children": listed})
+        content = {"mark": self._mark, "boot_id": self._boot_id, "children": listed}
+        write_state(self._path, _CHILDREN_SCHEMA, content)
 
 
-def read_children(state_dir: Path) -> tuple[str, tuple[Child, ...]] | None:
-    """Mark (the job's id) and children that the last job left; None: it ended well. Raises StateError."""
-    fields = read_state(children_path(state_dir), _CHILDREN_SCHEMA)
+def read_children(host: Host) -> tuple[str, tuple[Child, ...]] | None:
+    """Mark (the job's id) and children that the last job left; None: it ended well. Raises StateError.
+
+    After a reboot pid and start tick may be another's, so no child is named: those of another boot are gone.
+    """
+    fields = read_state(children_path(host.state_dir), _CHILDREN_SCHEMA)
     if fields is None:
         return None
+    if fields.values.get("boot_id") != boot_id(host.sysfs):
+        return fields.text("mark"), ()
     listed = fields.list_of_fields("children")
     return fields.text("mark"), tuple(Child(one.integer("pid"), one.integer("start_ticks")) for one in listed)
 
@@ -134,7 +143,7 @@ class FixedCustody:
 
     def _left(self) -> tuple[str, tuple[Child, ...]] | None:
         try:
-            return read_children(self._host.state_dir)
+            return read_children(self._host)
         except StateError as error:  # its mark is lost; PDEATHSIG has ended our own runners all the same
             self._charge.warn(str(error))
             remove_durably(children_path(self._host.state_dir))
@@ -208,7 +217,7 @@ class FixedCustody:
         """Children are kept in mind; there is nothing else to put back."""
         processes, job = self._host.processes, self._charge.job
         processes.mark = job
-        processes.on_start = ChildList(self._host.state_dir, job)
+        processes.on_start = ChildList(self._host, job)
         try:
             yield
         finally:
