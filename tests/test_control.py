@@ -32,12 +32,13 @@ from jouled.config.tables import keys_of, kind_of
 from jouled.control.app import ROUTES
 from jouled.control.connections import Connection
 from jouled.control.events import message
-from jouled.control.peers import HasOptions, Peers, credentials, is_member, user_name
+from jouled.control.peers import Peers, is_member, user_name
 from jouled.control.problems import CONTENT_TYPE, TYPE_PREFIX
 from jouled.control.schema import RetuneRequest
 from jouled.control.server import Server, bound_socket, inherited_socket, metrics_server
 from jouled.errors import ApplyError, BusyError, ConfigError, StateError, UnreachableError, UsageError
 from jouled.state import Failed, Peer, Refused, Unavailable
+from jouled.worker.credentials import HasOptions, credentials
 
 GOOD_BODY = {"/v1/apply": {"target": "winner"}, "/v1/forget": {"held": True}}
 CHANGES = [route for route in ROUTES if route.is_change]

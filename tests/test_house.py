@@ -174,6 +174,17 @@ def test_processes_are_started_through_one_door() -> None:
     assert starters <= {"jouled.board.process"}
 
 
+@pytest.mark.parametrize(("name", "door"), [("SO_PEERCRED", "credentials"), ("SOCK_DGRAM", "sdnotify")])
+def test_who_connected_and_what_systemd_is_told_have_one_door_each(name: str, door: str) -> None:
+    used = {
+        module
+        for module, tree in _modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == name and not module.startswith("jouled.workload.")
+    }
+    assert used == {f"jouled.worker.{door}"}
+
+
 @pytest.mark.parametrize("module", LIGHT)
 def test_light_modules_need_nothing_but_the_standard_library(module: str) -> None:
     brought = {name.partition(".")[0] for each in _reached(module) for name in _imports(each)}

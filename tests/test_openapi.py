@@ -34,11 +34,12 @@ from tests.wire import (
 )
 
 from jouled.control.app import ROUTES, Route
-from jouled.control.peers import HasOptions, Peers
+from jouled.control.peers import Peers
 from jouled.control.problems import KINDS, TYPE_PREFIX
 from jouled.errors import ApplyError
 from jouled.job.result import EXIT_CODES, JobResult
 from jouled.state import Conflict, Peer, State, Unavailable
+from jouled.worker.credentials import HasOptions
 
 REQUESTS = int(os.environ.get("JOULED_REQUESTS", "500"))
 MALFORMED = int(os.environ.get("JOULED_MALFORMED", "1000"))

@@ -11,31 +11,16 @@ import grp
 import logging
 import os
 import pwd
-import socket
-import struct
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from jouled.state import Peer
+from jouled.worker.credentials import HasOptions, credentials
 
 log = logging.getLogger(__name__)
 
-_UCRED = struct.Struct("3i")
 _REMEMBERED_S = 5.0
 _MOST_REMEMBERED = 256
-
-
-class HasOptions(Protocol):
-    """A socket as far as it is needed here (asyncio hands out less than a whole one)."""
-
-    def getsockopt(self, level: int, option: int, length: int, /) -> bytes: ...
-
-
-def credentials(sock: HasOptions) -> tuple[int, int, int]:
-    """(pid, uid, gid) of the process that connected. Raises OSError."""
-    pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return pid, uid, gid
 
 
 def user_name(uid: int) -> str:

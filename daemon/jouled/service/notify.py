@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import socket
 from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
 from typing import Any
+
+from jouled.worker.sdnotify import send
 
 log = logging.getLogger(__name__)
 
@@ -25,17 +27,6 @@ def _installed(name: str) -> Any | None:
         return importlib.import_module(f"systemd.{name}")
     except ImportError:
         return None
-
-
-def _datagram(address: str) -> Callable[[str], None]:
-    """Sends to `address`, a path or an abstract name (@…). Never blocks."""
-    target = f"\0{address[1:]}" if address.startswith("@") else address
-
-    def send(text: str) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as sender:
-            sender.sendto(text.encode(), target)
-
-    return send
 
 
 def _by_systemd(daemon: Any, address: str) -> Callable[[str], None]:
@@ -63,7 +54,7 @@ class Notifier:
         self._send: Callable[[str], None] | None = None
         if address:
             daemon = _installed("daemon")
-            self._send = _datagram(address) if daemon is None else _by_systemd(daemon, address)
+            self._send = partial(send, address) if daemon is None else _by_systemd(daemon, address)
 
     def tell(self, text: str) -> None:
         """Send `text`; a socket that is full or gone is no reason to stop working."""

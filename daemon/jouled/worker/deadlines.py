@@ -7,15 +7,12 @@ hears nothing until it goes on.
 
 from __future__ import annotations
 
-import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-log = logging.getLogger(__name__)
+from jouled.worker.sdnotify import notify
 
 APPLY_S = 30.0
 SETTLE_S = 90.0
@@ -32,22 +29,6 @@ LIMITS_S: Mapping[str, float] = {
     "verify": APPLY_S,
     "forget": APPLY_S,
 }
-
-
-def notify(text: str) -> bool:
-    """Tell systemd (sd_notify's datagram); False where there is none to tell. A lost datagram is no error."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address.startswith(("/", "@")):
-        return False
-    name = "\0" + address[1:] if address.startswith("@") else address
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
-            channel.connect(name)
-            channel.send(text.encode())
-    except OSError as error:
-        log.debug("systemd was not told %s: %s", text, error)
-        return False
-    return True
 
 
 class Deadlines:

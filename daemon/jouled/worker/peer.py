@@ -6,12 +6,12 @@ import logging
 import os
 import pwd
 import socket
-import struct
 import threading
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from jouled.job.cancel import Cancellation
+from jouled.worker.credentials import credentials
 from jouled.worker.protocol import (
     FIRST_LINE_S,
     Cancel,
@@ -31,7 +31,6 @@ _WHY = {"user": "cancelled", GONE: "the daemon was stopped while it ran"}
 _SEND_S = 5.0
 _CHUNK = 64 << 10
 _LAST_CHUNKS = 16
-_CREDENTIALS = struct.Struct("3i")
 
 
 def obeyed_uids() -> frozenset[int]:
@@ -44,13 +43,6 @@ def obeyed_uids() -> frozenset[int]:
     return frozenset(uids)
 
 
-def credentials(channel: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of who has connected, as the kernel knows them."""
-    data = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(data)
-    return pid, uid
-
-
 class Peer:
     """A connection. `receive` is called by the thread that waits for all sockets, the rest by the one that works."""
 
@@ -58,7 +50,7 @@ class Peer:
         channel.settimeout(_SEND_S)
         channel.set_inheritable(False)
         self.channel = channel
-        self.pid, self.uid = credentials(channel)
+        self.pid, self.uid, _ = credentials(channel)
         self.cancellation = Cancellation()
         self._reader = LineReader()
         self._inbox: SimpleQueue[Command | ProtocolError | None] = SimpleQueue()

@@ -27,7 +27,7 @@ from jouled.errors import ConfigError, JouledError, StuckError
 from jouled.job.events import Event, finite
 from jouled.job.site import Site
 from jouled.worker import commands
-from jouled.worker.deadlines import Deadlines, notify
+from jouled.worker.deadlines import Deadlines
 from jouled.worker.peer import GONE, Peer
 from jouled.worker.protocol import (
     Apply,
@@ -44,6 +44,7 @@ from jouled.worker.protocol import (
     finished,
     hello,
 )
+from jouled.worker.sdnotify import notify
 from jouled.worker.sockets import Sockets
 from jouletune.errors import JouletuneError
 
