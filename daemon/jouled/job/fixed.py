@@ -13,8 +13,8 @@ from pathlib import Path
 
 from jouled.board.apply import Actuator, ClocksPolicy, Method
 from jouled.board.board import Board, discover, fingerprint
-from jouled.board.identity import read_identity
 from jouled.board.host import Host
+from jouled.board.identity import read_identity
 from jouled.board.knobs import Knobs, read_knobs
 from jouled.board.lock import read_holder
 from jouled.board.modename import mode_name
