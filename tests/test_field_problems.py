@@ -133,6 +133,19 @@ def test_03_gpu_that_appears_late_is_fixed_until_it_is_there(tmp_path: Path) -> 
     assert len({mode.gpu_hz for mode in board.tried()}) > 1
 
 
+def test_03_gpu_that_is_gone_under_a_winner_that_caps_it_is_a_fault_with_the_way_out(tmp_path: Path) -> None:
+    board = Faulty(tmp_path)
+    assert board.run().outcome == "tuned"
+    in_force = board.knobs()
+    board.suffer("gpu-absent")
+    result = board.run()
+    assert result.outcome == "board_fault"
+    assert board.says(result, "winner in force was found with another set of clocks: GPU cannot be seen now")
+    assert "jouled apply reference" in result.hint
+    board.recover()
+    assert board.knobs() == in_force
+
+
 def test_03_board_that_cannot_be_read_while_it_boots_is_looked_at_again_by_the_daemon(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     path = tmp_path / "board/proc/device-tree/compatible"

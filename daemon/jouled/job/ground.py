@@ -172,12 +172,27 @@ def _with_incumbent(space: Space, applied: Applied | None) -> tuple[Space, Arm]:
     if applied is None:
         return space, Arm(space.reference, ClocksPolicy.CAPPED)
     candidate = applied.candidate
+    _check_domains(candidate.mode, space.candidates[space.reference].mode)
     if all(candidate.variant != known.variant for known in space.candidates):  # it was found with another workload
         candidate = Candidate(candidate.mode, space.candidates[space.reference].variant)
     space = space.with_candidate(candidate)
     index = space.index_of(candidate)
     assert index is not None
     return space, Arm(index, ClocksPolicy(applied.policy))
+
+
+def _check_domains(in_force: PowerMode, reference: PowerMode) -> None:
+    """Raise BoardError where a clock that is capped now cannot be seen: nothing would be compared with it."""
+    clocks = {"CPU": "cpu_hz", "GPU": "gpu_hz", "EMC": "emc_hz"}
+    missing = [
+        name for name, key in clocks.items() if (getattr(in_force, key) is None) != (getattr(reference, key) is None)
+    ]
+    if missing:
+        raise BoardError(
+            f"the winner in force was found with another set of clocks: {', '.join(missing)} cannot be seen now, or "
+            "could not be seen then",
+            hint="a GPU may appear after its first use; else put the board's own mode in force: jouled apply reference",
+        )
 
 
 def check_locking(host: Host, clocks: str) -> None:

@@ -145,7 +145,7 @@ _FAULTS = (
         "the GPU's devfreq device is not there (yet)",
         always(hidden=["/sys/class/devfreq/*", "*/devfreq/*", "*/devfreq_dev/*"]),
         _APPLY | _DISTURBED,
-        says="no GPU devfreq device was found .*: the GPU clock stays fixed|devfreq/.*: No such file or directory",
+        says="no GPU devfreq device was found .*: the GPU clock stays|devfreq/.*: No such file|GPU cannot be seen",
         problems=(3, 18),
     ),
     Fault(
