@@ -58,7 +58,8 @@ class Instances:
         self.children = (*self.children, child)
 
     def begin(self, arrival: Arrival) -> None:
-        """Start the load, shared out among them."""
+        """Start the load, shared out among them; one that runs is stopped first: what is under way of it is its own."""
+        self.pause()
         parts = shares(arrival, len(self.children))
         at_ns = time.monotonic_ns() + self._lead_ns
         with self.ended_on_error():
