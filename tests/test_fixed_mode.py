@@ -443,6 +443,13 @@ def test_program_that_keeps_its_lines_back_is_the_likely_cause_of_few_inferences
     assert "does not flush its output" in result.reason_text
 
 
+def test_bound_that_was_meant_in_milliseconds_is_asked_about(bench: Bench) -> None:
+    result = bench.run(variants=VARIANTS[:1], target__latency_bound_s=33.0)
+    (warning,) = [text for text in result.warnings if "latency bound" in text]
+    assert warning.endswith("for 33 ms: --latency-bound-s 0.033")
+    assert not [text for text in bench.run(variants=VARIANTS[:1]).warnings if "latency bound" in text]
+
+
 def test_winner_that_dies_while_it_is_watched_is_rolled_back(bench: Bench) -> None:
     def die_when_watched() -> None:
         if any(event["event"] == "phase" and event["phase"] == "watching" for event in bench.events):

@@ -262,6 +262,7 @@ class Job:
                 events=self._events,
                 elapsed_s=self._elapsed_s,
                 make_search=make_search,
+                warn=self._warn,
             )
             finding = tuning.run()
         fill_sides(self.result, trials, finding)

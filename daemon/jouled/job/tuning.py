@@ -27,6 +27,7 @@ _MOVED_RATIO = 0.08
 _MORE_SETTLE_S = 120.0
 _WINDOW_MARGIN = 1.02
 _ROUND_BLOCKS = 3
+_BOUND_IS_ODD = 100.0  # times the reference's latency: no application means that
 
 _REFERENCE_FAILS = {
     Invalid.APPLY_FAILED: Outcome.BOARD_FAULT,
@@ -91,6 +92,7 @@ class Tuning:
         events: Events,
         elapsed_s: Callable[[], float],
         make_search: Callable[[float | None], Search],
+        warn: Callable[[str], None],
     ) -> None:
         self._request = request
         self._config = request.config
@@ -101,6 +103,7 @@ class Tuning:
         self._events = events
         self._elapsed_s = elapsed_s
         self._make_search = make_search
+        self._warn = warn
         self._bound_s: float | None = None
         self._first_reference: Measurement | None = None
         trials.may_repeat = self._has_time_to_repeat
@@ -133,6 +136,7 @@ class Tuning:
         assert trial.measurement is not None
         self._first_reference = trial.measurement
         self._set_bound(trial.measurement)
+        self._doubt_bound(trial.measurement)
         self._check_rate(trial.measurement)
         self._check_percentile(trial.measurement)
         return replace(trial, infeasible=judge_feasibility(trial.measurement, self._trials.limits))
@@ -157,6 +161,17 @@ class Tuning:
         known_s = [value for value in bounds_s if value is not None]
         self._bound_s = None if target.no_latency_bound or not known_s else min(known_s)
         self._trials.limits = Limits(self._bound_s, target.max_power_w, self._rate_hz)
+
+    def _doubt_bound(self, reference: Measurement) -> None:
+        """One that bounds nothing was most likely meant in milliseconds."""
+        asked_s = self._config.target.latency_bound_s
+        if asked_s is None or asked_s <= _BOUND_IS_ODD * reference.latency_s:
+            return
+        self._warn(
+            f"a latency bound of {asked_s:g} s is {asked_s / reference.latency_s:.0f} x the reference's latency "
+            f"({1000 * reference.latency_s:.3g} ms) and bounds nothing: the unit is seconds; "
+            f"for {asked_s:g} ms: --latency-bound-s {asked_s / 1000:g}"
+        )
 
     def _check_rate(self, reference: Measurement) -> None:
         """More than all that the base mode allows is not to be had from any candidate."""
