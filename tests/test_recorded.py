@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from pathlib import Path
@@ -10,6 +11,7 @@ from jouled.board.apply import Actuator, ClocksPolicy, Method
 from jouled.board.board import discover
 from jouled.board.knobs import read_knobs
 from jouled.board.rails import find_meter
+from jouled.cli import main
 from jouled.errors import UsageError, WorkloadError
 from jouled.virtual.machine import VirtualMachine
 from jouled.virtual.recorded import RecordedMachine
@@ -227,3 +229,11 @@ def test_shared_grids_become_boards(tmp_path: Path) -> None:
         for name in ("cores", "cpu_hz", "gpu_hz", "emc_hz"):
             assert getattr(wanted, name) in (None, getattr(board.reference, name)), path.stem
         assert recorded.truth(wanted).energy_j == pytest.approx(recorded.table.rows[recorded.space.reference].energy_j)
+
+
+def test_a_job_on_a_table_does_not_claim_sensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(HEADER + GPU_EMC)
+    where = ["--table", str(path), "--state-dir", str(tmp_path / "state")]
+    assert main(["tune", *where, "--no-latency-bound", "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["meter_why"] == "the table's energies stand for a meter"

@@ -194,7 +194,7 @@ def virtual_name(workload: str, config: Config) -> str:
 
 
 def _recorded(arguments: argparse.Namespace) -> Site:
-    from jouled.virtual.meters import simulated_meter
+    from jouled.virtual.meters import recorded_meter
     from jouled.virtual.recorded import RecordedMachine
 
     if getattr(arguments, "grid", None) is not None:
@@ -214,7 +214,7 @@ def _recorded(arguments: argparse.Namespace) -> Site:
         make_runner=machine.runner,
         options=options_of(arguments),
         total_rails=(machine.rail,),
-        choose_meter=simulated_meter,
+        choose_meter=recorded_meter,
         reboot=machine.reboot,
         close=machine.close,
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jouled.board.meter import BoardMeters, Chosen
 from jouled.board.process import Processes
 
 _OWN = "the board's own sensors measure its total"
+_TABLE = "the table's energies stand for a meter"
 
 
 def simulated_meter(processes: Processes, wanted: str, board: BoardMeters | None) -> Chosen:
@@ -15,3 +18,9 @@ def simulated_meter(processes: Processes, wanted: str, board: BoardMeters | None
         return Chosen(board.sysfs(), _OWN)
     why = f'{_OWN}: board.meter = "{wanted}" is for a real one'
     return Chosen(board.sysfs(), why, is_fallback=True)
+
+
+def recorded_meter(processes: Processes, wanted: str, board: BoardMeters | None) -> Chosen:
+    """As `simulated_meter`; there are no sensors, but the energies that the table has."""
+    chosen = simulated_meter(processes, wanted, board)
+    return replace(chosen, why=chosen.why.replace(_OWN, _TABLE))
