@@ -276,11 +276,6 @@ class Search:
         feasible = [index for index, standing in seen.items() if standing.feasible]
         return sorted(feasible, key=lambda index: seen[index].energy_j)[:n]
 
-    def expected_gain(self) -> float | None:
-        """The share of energy that one more window should save; None: this sampler has no estimate."""
-        ended = self._asked is None and self._sampler.propose(self.study, None) is None
-        return 0.0 if ended else None
-
 
 def _check(index: int, observation: Observation) -> None:
     if not isinstance(observation, Measured):

@@ -114,10 +114,6 @@ class Link:
         if not self._reader.wait(lambda: len(self.lines) > count, SILENT_S):
             raise SensorError(f"jtop: {self.silence()}")
 
-    def wait_lost(self) -> None:
-        """Wait until readings stand still, the reader ends or `SILENT_S` has passed."""
-        self._reader.wait(lambda: self.lost > 0, SILENT_S)
-
     def close(self) -> None:
         """End the child; idempotent."""
         self._reader.close(SILENT_S)

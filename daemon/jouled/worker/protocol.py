@@ -67,11 +67,6 @@ class LineReader:
         self._limit = limit
         self._rest = b""
 
-    @property
-    def is_within_line(self) -> bool:
-        """Has a line begun that is not ended?"""
-        return bool(self._rest)
-
     def feed(self, data: bytes) -> list[dict[str, Any]]:
         """The messages that `data` completes. Raises ProtocolError: then the stream is of no more use."""
         *lines, self._rest = (self._rest + data).split(b"\n")
