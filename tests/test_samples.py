@@ -44,6 +44,13 @@ def test_a_windows_energy_and_latency_follow_from_its_samples(
         assert ended.sum() == pytest.approx(window["requests"], abs=1)
 
 
+def test_the_end_of_a_job_says_where_they_lie(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    board = ["--virtual", "agx-orin-64gb", "--state-dir", str(tmp_path)]
+    assert main(["tune", *board, *JOB, "--keep-samples"]) == 0
+    (folder,) = (tmp_path / FOLDER).iterdir()
+    assert f"  samples   {folder}" in capsys.readouterr().out.splitlines()
+
+
 def test_nothing_is_kept_unless_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_job(tmp_path, capsys)
     assert not (tmp_path / FOLDER).exists()

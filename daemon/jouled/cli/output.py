@@ -251,6 +251,7 @@ def _facts(result: JobResult, undo: str) -> list[tuple[str, str]]:
             f"{counted(result.grid_size or 0, 'variant' if result.method == FIXED else 'power mode')}",
         ),
         ("invalid", thrown),
+        ("samples", result.samples or ""),
         ("errors", _ERRORS if _sides(result) else ""),
         *(("changed", change) for change in _changes(result)),
         ("deploy", _to_deploy(result)),
@@ -262,9 +263,9 @@ def _facts(result: JobResult, undo: str) -> list[tuple[str, str]]:
 
 
 def _said(word: str, text: str) -> str:
-    """One fact within the width; a command to be typed stays on one line."""
+    """One fact within the width; a command or a path to be typed stays on one line."""
     head = f"  {word:8}  "
-    if word == "undo" or text.startswith("sudo "):
+    if word in ("undo", "samples") or text.startswith("sudo "):
         return head + text
     indent = " " * len(head)
     return textwrap.fill(

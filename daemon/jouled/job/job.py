@@ -318,6 +318,7 @@ class Job:
             return
         try:
             self._samples.keep(trial, taken)
+            self.result.samples = str(self._samples.folder)
         except OSError as error:
             self._samples = None
             self._warn(f"samples are not kept from window {trial.number} on: {error.strerror}: {error.filename}")

@@ -66,7 +66,10 @@ class Side:
 
 @dataclass(slots=True)
 class JobResult:
-    """Filled as the job goes on; every key of the JSON is there from the start."""
+    """Filled as the job goes on; every key of the JSON is there from the start.
+
+    `signal_number`, `plan` and `samples` (the folder that the raw samples lie in) are for this process alone.
+    """
 
     job: str
     outcome: str = "interrupted"
@@ -104,6 +107,7 @@ class JobResult:
     versions: dict[str, str] = field(default_factory=dict)
     signal_number: int | None = None
     plan: dict[str, Any] | None = None
+    samples: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The object that `tune --json` prints: null for what is not known, never a missing key."""

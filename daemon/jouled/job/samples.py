@@ -57,16 +57,15 @@ class Samples:
 
     def __init__(self, state_dir: Path, job: str, keep_jobs: int) -> None:
         self._root = state_dir / FOLDER
-        self._job = job
+        self.folder = self._root / job
         self._keep_jobs = keep_jobs
 
     def keep(self, trial: Trial, taken: Taken) -> None:
         """Write one window's. Raises OSError."""
-        folder = self._root / self._job
-        if not folder.is_dir():
+        if not self.folder.is_dir():
             self._make_room()
-            folder.mkdir(mode=0o750, parents=True)
-        path = folder / f"{trial.number:04d}.npz"
+            self.folder.mkdir(mode=0o750, parents=True)
+        path = self.folder / f"{trial.number:04d}.npz"
         fresh = path.with_suffix(".new")
         with fresh.open("wb") as file:
             np.savez_compressed(file, **arrays_of(trial, taken))
