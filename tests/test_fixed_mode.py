@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -289,6 +290,18 @@ def test_the_end_says_which_variant_to_deploy(bench: Bench) -> None:
     assert f"deploy {FP16}, batch 16, 1 instance (instead of {FP32}, batch 1, 1 instance)" in " ".join(text.split())
     assert "fixed mode touches no knob" in text
     assert "undo" not in text
+
+
+def test_the_reason_names_the_first_variant_and_the_workloads_own_unit(bench: Bench) -> None:
+    result = bench.run()
+    assert result.outcome == "tuned"
+    assert "less energy per image than the first variant" in result.reason_text
+
+
+def test_the_reason_speaks_of_variants_where_none_is_better(bench: Bench) -> None:
+    result = bench.run(variants=(best(0.010), VARIANTS[0]))
+    assert result.outcome == "no_gain"
+    assert re.match(r"the best other variant takes .* more than the first variant|no other", result.reason_text)
 
 
 def test_a_machine_without_clocks_has_no_rows_for_them(bench: Bench) -> None:

@@ -7,7 +7,18 @@ from enum import Enum
 
 from jouletune.finals import Comparison, Finals, FinalsWindow, Loss
 
-__all__ = ["Comparison", "Decision", "Finals", "FinalsWindow", "Loss", "Outcome", "ReasonCode", "decide", "stopped"]
+__all__ = [
+    "Comparison",
+    "Decision",
+    "Finals",
+    "FinalsWindow",
+    "Loss",
+    "Outcome",
+    "ReasonCode",
+    "Words",
+    "decide",
+    "stopped",
+]
 
 
 class Outcome(str, Enum):
@@ -81,30 +92,41 @@ class Decision:
     use_reference: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What the text calls things: the incumbent, an arm, and what energy is counted by."""
+
+    incumbent: str = "what is in force"
+    arm: str = "power mode"
+    inference: str = "inference"
+
+
 def stopped(outcome: Outcome, code: ReasonCode | None, text: str) -> Decision:
     """The decision of a job that ended without finals."""
     return Decision(outcome, code, text)
 
 
-def decide(finals: Finals, *, ended: ReasonCode) -> Decision:
+def decide(finals: Finals, *, ended: ReasonCode, words: Words | None = None) -> Decision:
     """Decide on whatever the finals hold; `ended` says why the search before them ended."""
+    words = words or Words()
     if finals.is_incumbent_lost():
-        return _replace_infeasible(finals, finals.loss(finals.incumbent) or Loss.LATENCY, ended)
+        return _replace_infeasible(finals, finals.loss(finals.incumbent) or Loss.LATENCY, ended, words)
     if finals.blocks and not finals.windows(finals.incumbent):
         if not finals.invalid:
-            return Decision(Outcome.NO_GAIN, ended, "the finals ended before what is in force was measured: it stays")
-        return _unmeasured(finals, "what is in force could not be measured in the finals: it stays")
+            text = f"the finals ended before {words.incumbent} was measured: it stays"
+            return Decision(Outcome.NO_GAIN, ended, text)
+        return _unmeasured(finals, f"{words.incumbent} could not be measured in the finals: it stays")
     winner = finals.winner()
     if winner is not None:
-        return _tuned(finals, winner, ended)
-    return _no_gain(finals, ended)
+        return _tuned(finals, winner, ended, words)
+    return _no_gain(finals, ended, words)
 
 
-def _tuned(finals: Finals, winner: int, ended: ReasonCode) -> Decision:
+def _tuned(finals: Finals, winner: int, ended: ReasonCode, words: Words) -> Decision:
     gain = finals.compare(winner, finals.incumbent)
     assert gain is not None
     text = (
-        f"takes {100 * (1 - gain.ratio):.1f} % less energy per inference than the incumbent "
+        f"takes {100 * (1 - gain.ratio):.1f} % less energy per {words.inference} than {words.incumbent} "
         f"({100 * (1 - gain.upper):.1f} to {100 * (1 - gain.lower):.1f} %, {gain.blocks} paired blocks), "
         f"more than the {100 * finals.min_gain:g} % asked for"
     )
@@ -122,7 +144,7 @@ def _unmeasured(finals: Finals, text: str) -> Decision:
     return Decision(outcome, ReasonCode(reason), f"{text} ({finals.invalid.count(reason)} x {reason})")
 
 
-def _no_gain(finals: Finals, ended: ReasonCode) -> Decision:
+def _no_gain(finals: Finals, ended: ReasonCode, words: Words) -> Decision:
     best = _least_energy(finals, finals.contenders)
     if best is None:
         return Decision(Outcome.NO_GAIN, ended, "no other feasible candidate reached the end of the finals")
@@ -133,26 +155,26 @@ def _no_gain(finals: Finals, ended: ReasonCode) -> Decision:
         return Decision(Outcome.NO_GAIN, ended, "too few pairs of windows in the finals", None, best)
     change = 100 * abs(1 - gain.ratio)
     text = (
-        f"the best other mode takes {change:.1f} % {'less' if gain.ratio <= 1 else 'more'} than what is in force "
-        f"(saving {100 * (1 - gain.upper):.1f} to {100 * (1 - gain.lower):.1f} %, {gain.blocks} paired blocks); "
+        f"the best other {words.arm} takes {change:.1f} % {'less' if gain.ratio <= 1 else 'more'} "
+        f"than {words.incumbent} (saving {100 * (1 - gain.upper):.1f} to {100 * (1 - gain.lower):.1f} %, {gain.blocks} paired blocks); "
         f"that does not show a saving of more than {100 * finals.min_gain:g} % "
         f"(the steps of the sensor alone hide {100 * 1.96 * gain.sensor_ratio:.1f} %)"
     )
     return Decision(Outcome.NO_GAIN, ended, text, None, best, gain, *_saving(finals, best))
 
 
-def _replace_infeasible(finals: Finals, loss: Loss, ended: ReasonCode) -> Decision:
+def _replace_infeasible(finals: Finals, loss: Loss, ended: ReasonCode, words: Words) -> Decision:
     """An infeasible incumbent need not be beaten: the feasible arm of least energy replaces it."""
     best = _least_energy(finals, (*finals.contenders, finals.reference))
     if best is not None:
-        text = f"the incumbent is infeasible ({loss.value}): the feasible candidate of least energy replaces it"
+        text = f"{words.incumbent} is infeasible ({loss.value}): the feasible candidate of least energy replaces it"
         gain = finals.compare(best, finals.incumbent)
         return Decision(Outcome.TUNED, ended, text, best, best, gain, *_saving(finals, best))
     codes = {Loss.MAX_POWER: ReasonCode.MAX_POWER, Loss.RATE_NOT_REACHED: ReasonCode.RATE_NOT_REACHED}
     return Decision(
         Outcome.NO_FEASIBLE,
         codes.get(loss, ended),
-        f"neither the incumbent ({loss.value}) nor any finalist is feasible",
+        f"neither {words.incumbent} ({loss.value}) nor any finalist is feasible",
         use_reference=finals.incumbent != finals.reference,
     )
 

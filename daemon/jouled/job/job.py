@@ -263,6 +263,7 @@ class Job:
                 elapsed_s=self._elapsed_s,
                 make_search=make_search,
                 warn=self._warn,
+                inference_name=self.result.inference_name,
             )
             finding = tuning.run()
         fill_sides(self.result, trials, finding)

@@ -14,7 +14,7 @@ from jouled.job.events import Events
 from jouled.job.measuring import COUNTERS_S
 from jouled.job.request import LONGEST_WINDOW_S, REFERENCE_EVERY, Request
 from jouled.job.trials import Trials
-from jouletune.decision import Decision, Outcome, ReasonCode, decide, stopped
+from jouletune.decision import Decision, Outcome, ReasonCode, Words, decide, stopped
 from jouletune.finals import Finals
 from jouletune.measurement import Measurement
 from jouletune.quantiles import reachable_percentile
@@ -93,6 +93,7 @@ class Tuning:
         elapsed_s: Callable[[], float],
         make_search: Callable[[float | None], Search],
         warn: Callable[[str], None],
+        inference_name: str,
     ) -> None:
         self._request = request
         self._config = request.config
@@ -104,6 +105,8 @@ class Tuning:
         self._elapsed_s = elapsed_s
         self._make_search = make_search
         self._warn = warn
+        held, arm = ("the first variant", "variant") if request.fixed else ("what is in force", "power mode")
+        self._words = Words(held, arm, inference_name)
         self._bound_s: float | None = None
         self._first_reference: Measurement | None = None
         trials.may_repeat = self._has_time_to_repeat
@@ -299,7 +302,7 @@ class Tuning:
                 break
             self._events.emit("phase", phase="finals", reason=ended.value, arms=len(arms))
             in_time = run_blocks(self._trials, finals, arms, random.Random(self._request.seed), self._has_time_for)
-            decision = decide(finals, ended=ended if in_time else ReasonCode.TIME)
+            decision = decide(finals, ended=ended if in_time else ReasonCode.TIME, words=self._words)
             best, windows = best[round_of:], finals.windows_left
             if not (in_time and best and finals.all_contenders_lost and windows >= 2 * _ROUND_BLOCKS):
                 break
@@ -336,7 +339,7 @@ class Tuning:
             return None
         reason = max(set(reasons), key=reasons.count)
         detail = next(trial.detail for trial in tried if trial.invalid is reason)
-        text = f"none of {len(tried)} trials of another power mode is valid ({reason.value}): {detail}"
+        text = f"none of {len(tried)} trials of another {self._words.arm} is valid ({reason.value}): {detail}"
         return stopped(_REFERENCE_FAILS.get(reason, Outcome.UNSTABLE), ReasonCode(reason.value), text)
 
     def _no_contest(self, finals: Finals, ended: ReasonCode) -> Decision | None:
@@ -351,7 +354,7 @@ class Tuning:
             decision = stopped(Outcome.TUNED, ended, text)
             return replace(decision, winner=finals.reference, best=finals.reference)
         codes = {"max_power": ReasonCode.MAX_POWER, "rate_not_reached": ReasonCode.RATE_NOT_REACHED}
-        text = f"neither what is in force ({loss.value}) nor any candidate tried keeps the limits"
+        text = f"neither {self._words.incumbent} ({loss.value}) nor any candidate tried keeps the limits"
         decision = stopped(Outcome.NO_FEASIBLE, codes.get(loss.value, ended), text)
         return replace(decision, use_reference=self._incumbent != self._reference)
 
