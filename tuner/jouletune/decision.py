@@ -156,7 +156,8 @@ def _no_gain(finals: Finals, ended: ReasonCode, words: Words) -> Decision:
     change = 100 * abs(1 - gain.ratio)
     text = (
         f"the best other {words.arm} takes {change:.1f} % {'less' if gain.ratio <= 1 else 'more'} "
-        f"than {words.incumbent} (saving {100 * (1 - gain.upper):.1f} to {100 * (1 - gain.lower):.1f} %, {gain.blocks} paired blocks); "
+        f"than {words.incumbent} "
+        f"(saving {100 * (1 - gain.upper):.1f} to {100 * (1 - gain.lower):.1f} %, {gain.blocks} paired blocks); "
         f"that does not show a saving of more than {100 * finals.min_gain:g} % "
         f"(the steps of the sensor alone hide {100 * 1.96 * gain.sensor_ratio:.1f} %)"
     )
