@@ -1,7 +1,8 @@
 """A runner that does what its script says: a real process that speaks the protocol, or breaks it where it is told to.
 
-The spec's `script` is {"at": MOMENT, "do": DEED, "service_s": …, "lie": NAME, "ready": {…}}. Moments: begun, about,
-inspect, build, load, ready, start, completions:N, stop, end. This file is a program; nothing imports it but its path.
+The spec's `script` is {"at": MOMENT, "do": DEED, "service_s": …, "lie": NAME, "ready": {…},
+"free_bytes": …}, the last as `about` tells it. Moments: begun, about, inspect, build, load, ready, start,
+completions:N, stop, end. This file is a program; nothing imports it but its path.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class Scripted:
     def act(self, message: dict[str, Any]) -> None:
         memory = {"plan_bytes": 1000, "device_memory_bytes": 2000, "io_bytes": 300, "free_bytes": 9000}
         if message["do"] in ("build", "about"):
-            tell(b"D", did=message["do"], plan=message.get("spec", {}).get("plan_out"), seconds=0.5)
+            plan, free = message.get("spec", {}).get("plan_out"), self.script.get("free_bytes", memory["free_bytes"])
+            tell(b"D", did=message["do"], plan=plan, seconds=0.5, free_bytes=free)
         elif message["do"] == "inspect":
             tell(b"I", protocol=1, total_bytes=10_000, integrated=False, **memory)
         elif message["do"] == "load":

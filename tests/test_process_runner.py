@@ -212,10 +212,25 @@ def test_memory_is_asked_for_once_and_judged_before_any_instance_starts() -> Non
     with pytest.raises(WorkloadError, match="too large"):
         one.load(Variant(None, 1, 3))
     assert asked == [(1000, 1), (1000, 2), (1000, 3)]
-    assert len(started) == 1 + 1 + 2  # one to ask, then the instances
+    assert len(started) == 1 + 1 + (1 + 2) + 1  # one to ask, then the instances; what is free is asked each time
     assert one.pids == ()
     assert not any(is_alive(child.pid) for child in started)
     one.close()
+
+
+def test_memory_of_a_discrete_gpu_that_others_have_taken_since_is_not_counted_on() -> None:
+    free: list[int] = []
+    one = ProcessRunner(
+        Processes(),
+        Arrival(),
+        argv=(*ARGV, json.dumps({"free_bytes": 500})),
+        make_spec=lambda variant: {"batch": variant.batch},
+        check_fits=lambda numbers, _: free.append(numbers["free_bytes"]),
+    )
+    one.load(Variant(None, 1, 1))
+    one.load(Variant(None, 1, 2))
+    one.close()
+    assert free == [9000, 500]
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------------

@@ -199,13 +199,26 @@ class ProcessRunner:
     def _inspect(self, variant: Variant, spec: Mapping[str, Any]) -> dict[str, Any]:
         """What one instance needs of memory, asked once for each engine and batch of a process of its own."""
         key = (variant.engine, variant.batch)
-        if key not in self._inspected:
+        if key in self._inspected:
+            self._inspected[key] = self._with_free_now(self._inspected[key])
+        else:
             child = self._start(0, 1)
             with _closed(child):
                 child.say({"do": "inspect", "spec": spec}, INSPECTED)
                 numbers = child.answer(timeout_s=self._limits.load_s, beat=self.beat)
             self._inspected[key] = numbers
         return self._inspected[key]
+
+    def _with_free_now(self, numbers: dict[str, Any]) -> dict[str, Any]:
+        """What is free of a discrete GPU changes as others come and go; a Jetson's memory is the host's, read anew."""
+        if numbers.get("integrated"):
+            return numbers
+        told = about(self._processes, argv=self._argv, user=self._user, environment=self._environment, beat=self.beat)
+        now, before = told.get("free_bytes"), numbers.get("free_bytes")
+        if not isinstance(now, int) or not isinstance(before, int):
+            return numbers
+        moved = {name: numbers[name] + now - before for name in ("free_bytes", "loaded_free_bytes") if name in numbers}
+        return numbers | moved
 
     def _describe(self, ready: Mapping[str, Any]) -> Loaded:
         versions = ready.get("versions")
