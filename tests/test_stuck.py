@@ -55,7 +55,8 @@ from jouled.board import orphans, process
 from jouled.cli import main
 from jouled.job.events import Events
 from jouled.virtual.faults import set_faults
-from jouled.worker import applying, standing
+from jouled.job import mending
+from jouled.worker import applying
 told = json.loads(sys.argv.pop(1))
 folder = Path(told["folder"])
 root, stuck, hung, then = folder / "board", folder / "stuck", folder / "hung", folder / "then"
@@ -76,13 +77,13 @@ def sending(descriptor, number):
         send(descriptor, number)
 Events.emit, os.killpg, signal.pidfd_send_signal = emitting, killing, sending
 orphans.is_uninterruptible = lambda pid: stuck.exists()
-put_back = standing.restore_held
+put_back = mending.restore_held
 def putting_back(host):
     if (folder / "snapshot.json").exists():
         with (folder / "tries").open("a") as file:
             print(os.getpid(), file=file)
     return put_back(host)
-standing.restore_held = applying.restore_held = putting_back
+mending.restore_held = applying.restore_held = putting_back
 sys.exit(main(sys.argv[1:]))
 """
 
