@@ -343,6 +343,9 @@ def test_systemd_python_sends_where_it_is_installed(tmp_path: Path, monkeypatch:
         "import logging\nclass JournalHandler(logging.NullHandler):\n"
         "    def __init__(self, **fields):\n        super().__init__()\n        self.fields = fields\n"
     )
+    for name in ("systemd", "systemd.daemon", "systemd.journal"):  # where the real one is installed, it was imported
+        monkeypatch.setitem(sys.modules, name, sys)
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     notify.Notifier({"NOTIFY_SOCKET": "@jouled"}).ready()
