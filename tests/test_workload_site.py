@@ -465,3 +465,13 @@ def test_variants_are_axes_of_the_grid_of_a_board(tmp_path: Path) -> None:
     assert axes["batch"] == (1, 4)
     assert len(space) <= 48
     assert space.candidates[space.reference].variant == Variant("/a.plan", 1, 1)
+
+
+def test_a_site_of_this_machine_looks_at_the_files_of_its_workload(tmp_path: Path) -> None:
+    values = {"workload.default": "w", "workloads.w": True, "workloads.w.engine": ["/nowhere/a.plan"]}
+    values["workloads.w.arrival"] = "back_to_back"
+    host = Host(Sysfs(tmp_path), Processes(), SystemClock(), tmp_path / "state")
+    site = machine_site(host, load(None, values))
+    site.make_runner(Arrival())
+    with pytest.raises(WorkloadError, match=r"there is no folder /nowhere"):
+        site.request(Arrival()).look()
