@@ -19,6 +19,7 @@ from jouled.errors import (
     ApplyError,
     JouledError,
     SensorError,
+    ToolAbsentError,
     WorkloadDiedError,
     WorkloadError,
     WorkloadHungError,
@@ -45,7 +46,7 @@ from jouletune.trial import (
 
 log = logging.getLogger(__name__)
 
-_WAIT_STEPS = (10, 40)  # seconds after an apply that failed: so many more each time in a row, and at most
+_WAIT_STEPS = (10, 40)  # seconds after a trial lost to the board: so many more each time in a row, and at most
 _SILENT_PERIODS = 10.0
 _SILENT_S = 0.5
 # What a runner that says so would say again, in whatever mode (docs/workloads.md).
@@ -129,7 +130,7 @@ class Trials:
         self._began_s = host.clock.monotonic_s()
         self._loaded: Variant | None = None
         self._unloadable: dict[Variant, WorkloadError] = {}
-        self._refused = 0
+        self._lost = 0
         self.limits = Limits()
         self.may_repeat: Callable[[Trial], bool] = lambda _: True
         self.account = Account()
@@ -209,8 +210,8 @@ class Trials:
         self._wait_until_it_may_work()
         try:
             self._apply(blank, policy)
-        except ApplyError as error:
-            self._refused += 1
+        except (ApplyError, ToolAbsentError) as error:  # a tool may be gone while a package is being upgraded
+            self._lost += 1
             return replace(blank, invalid=Invalid.APPLY_FAILED, detail=str(error)), None
         try:
             self._load(blank.candidate.variant)
@@ -248,7 +249,9 @@ class Trials:
             self._loaded = None
             return replace(blank, invalid=Invalid.WORKLOAD_HUNG, detail=_with_hint(str(error), error)), None
         except SensorError as error:
+            self._lost += 1
             return replace(blank, invalid=Invalid.SENSOR_GAP, detail=_with_hint(str(error), error)), None
+        self._lost = 0
         if taken.alarm:
             self._leave()
             return replace(blank, invalid=Invalid.THROTTLED, detail=taken.alarm), taken
@@ -259,13 +262,12 @@ class Trials:
         is_reference = blank.index == self.space.reference
         why = Why.REFERENCE if is_reference else Why.TRIAL
         self._modes.enter(blank.candidate.mode, policy, why)
-        self._refused = 0
         self._on_applied(blank.index, policy)
 
     def _wait_until_it_may_work(self) -> None:
-        """Whatever has kept a mode from being applied may pass; at once it is still there."""
+        """What keeps modes from being applied or sensors from being read may pass; at once it is still there."""
         each, most = _WAIT_STEPS
-        steps = min(each * self._refused, most)
+        steps = min(each * self._lost, most)
         for _ in range(steps):
             self._measurer.cancellation.sleep(self._host.clock, 1.0)
             self._measurer.progress("retry", self._host.clock.monotonic_s(), float(steps))
