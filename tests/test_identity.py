@@ -61,8 +61,9 @@ def test_a_machine_without_device_tree_is_no_jetson(tmp_path: Path) -> None:
 
 
 def test_another_arm_board_is_no_jetson_and_named(tmp_path: Path) -> None:
-    with pytest.raises(NotSupportedError, match="raspberrypi,4-model-b, brcm,bcm2711"):
+    with pytest.raises(NotSupportedError, match="raspberrypi,4-model-b, brcm,bcm2711") as caught:
         read_identity(_tree(tmp_path, ("raspberrypi,4-model-b", "brcm,bcm2711")))
+    assert "--virtual" in caught.value.hint
 
 
 def test_an_unknown_jetson_is_refused_with_what_was_found_and_what_is_known(tmp_path: Path) -> None:
@@ -71,6 +72,7 @@ def test_an_unknown_jetson_is_refused_with_what_was_found_and_what_is_known(tmp_
     assert find_board_file(identity) is None
     told = str(unknown_board(sysfs, identity))
     assert re.search(r"p9999-0001.*L4T 36\.4\.3.*found: no clocks and no rails; known: .*orin-64gb \(p3701-0000", told)
+    assert "p0000" not in told
 
 
 def test_the_totals_of_the_agx_orin_leave_out_the_rail_inside_another() -> None:

@@ -11,6 +11,8 @@ from jouled.errors import NotSupportedError, SysfsError
 _LABELS = ("/sys/class/hwmon/hwmon*/in[1-3]_label", "/sys/bus/i2c/drivers/ina3221x/*/iio:device*/rail_name_*")
 _CAPS = ("/sys/kernel/nvpmodel_clk_cap/emc", "/sys/kernel/nvpmodel_emc_cap/emc_iso_cap")
 
+_TABLE = "recorded"  # the file of boards that `tune --table` makes: no module answers to it
+
 
 def _text(sysfs: Sysfs, path: str) -> str:
     try:
@@ -42,7 +44,9 @@ def describe(sysfs: Sysfs) -> Iterator[str]:
 
 def unknown_board(sysfs: Sysfs, identity: Identity) -> NotSupportedError:
     """The refusal of a board that no board file knows."""
-    known = ", ".join(f"{board.name} ({', '.join(board.compatible)})" for board in board_files())
+    known = ", ".join(
+        f"{board.name} ({', '.join(board.compatible)})" for board in board_files() if board.name != _TABLE
+    )
     found = "; ".join(describe(sysfs)) or "no clocks and no rails"
     return NotSupportedError(
         f"board {identity.model!r} (module {identity.module}, carrier {identity.carrier}, {identity.soc}, "

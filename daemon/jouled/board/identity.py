@@ -25,6 +25,10 @@ SUPER = "-super"
 TOPICS = ("rails", "modes", "cpu_table", "gpu_table", "emc_table", "thermal_zones", "paths")
 LEVELS = ("seen", "inferred", "assumed", "unknown")
 
+_NO_JETSON_HINT = (
+    "try it on a virtual board: jouled tune --virtual agx-orin-64gb --latency-bound-ratio 1.2; or, "
+    "beside an NVIDIA GPU, compare engines: jouled tune --fixed-mode --engine PLAN --latency-bound-ratio 1.2"
+)
 _PART = re.compile(r"p\d{4}-\d{4}")
 _RELEASE = re.compile(r"^#\s*R(\d+)\s*\(release\),\s*REVISION:\s*([\d.]+)")
 
@@ -102,16 +106,12 @@ def read_identity(sysfs: Sysfs) -> Identity:
     try:
         compatible = _strings(sysfs.read_raw(COMPATIBLE_PATH))
     except (AbsentError, ForbiddenError) as error:
-        raise NotSupportedError(
-            f"this machine is no Jetson: {error}",
-            hint="try it on a virtual board: jouled tune --virtual agx-orin-64gb --latency-bound-ratio 1.2; or, "
-            "beside an NVIDIA GPU, compare engines: jouled tune --fixed-mode --engine PLAN --latency-bound-ratio 1.2",
-        ) from error
+        raise NotSupportedError(f"this machine is no Jetson: {error}", hint=_NO_JETSON_HINT) from error
     socs = [entry.partition(",")[2] for entry in compatible if re.match(r"nvidia,tegra\d+$", entry)]
     if not socs:
-        raise NotSupportedError(
-            f"this machine is no Jetson: {COMPATIBLE_PATH} holds {', '.join(compatible) or 'nothing'}, no nvidia,tegra*"
-        )
+        held = ", ".join(compatible) or "nothing"
+        text = f"this machine is no Jetson: {COMPATIBLE_PATH} holds {held}, no nvidia,tegra*"
+        raise NotSupportedError(text, hint=_NO_JETSON_HINT)
     try:
         model = " ".join(_strings(sysfs.read_raw(MODEL_PATH)))
     except AbsentError:
