@@ -17,6 +17,7 @@ from tests.standin_python import interpreter, plan
 
 from jouled.board.board import discover
 from jouled.board.grid import board_space
+from jouled.board.identity import board_files
 from jouled.board.knobs import STATUS_PATH, read_knobs
 from jouled.board.lock import hold_board
 from jouled.board.pending import pending_path
@@ -26,6 +27,7 @@ from jouled.cli import main
 from jouled.cli.doctor import as_json, screen
 from jouled.cli.output import WIDTH
 from jouled.config import Config, load
+from jouled.doctor.boards import CONF_OF
 from jouled.doctor.check import Check, Level
 from jouled.doctor.examine import Diagnosis, examine
 from jouled.doctor.patient import admit
@@ -284,6 +286,22 @@ def test_another_modules_conf_is_named_with_the_right_one(clinic: Clinic) -> Non
     assert found.to_do[0].startswith("sudo ln -sf /etc/nvpmodel/nvpmodel_p3701_0000.conf /etc/nvpmodel.conf")
 
 
+def test_a_super_board_is_led_to_its_super_conf(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path, "orin-nano-8gb-super")
+    etc = clinic.machine.root / "etc"
+    (etc / "nvpmodel" / "nvpmodel_p3767_0003_super.conf").rename(etc / "nvpmodel" / "nvpmodel_p3767_0001.conf")
+    (etc / "nvpmodel.conf").unlink()
+    (etc / "nvpmodel.conf").symlink_to("nvpmodel/nvpmodel_p3767_0001.conf")
+    assert "/nvpmodel_p3767_0003_super.conf /etc/nvpmodel.conf" in clinic.check("conf").to_do[0]
+
+
+def test_the_right_conf_is_known_of_each_module_that_is_tuned() -> None:
+    tuned = [file for file in board_files() if not file.refusal and file.name != "recorded"]
+    modules = {part.removesuffix("-super") for file in tuned for part in file.compatible}
+    assert modules
+    assert modules <= CONF_OF.keys()
+
+
 def test_a_mask_that_is_not_the_conf_s_is_a_warning(clinic: Clinic) -> None:
     clinic.plant("/sys/devices/platform/17000000.gpu/tpc_pg_mask", "240\n")
     found = clinic.check("mask")
@@ -338,6 +356,7 @@ def test_what_stands_in_the_way_is_a_warning_with_the_line_to_type(
         ("/usr/local/jtop/config.json", "{damaged"),
         ("/usr/local/jtop/config.json", '{"jetson_clocks": {"boot": false}}'),
         ("/etc/systemd/system/jouled-worker.service", "# PrivateTmp=yes\n[Service]\nPrivateTmp=no\nUMask=0027\n"),
+        ("/etc/systemd/system/jouled-worker.service", "[Service]\nReadWritePaths=\nUMask=0027\n"),
         ("/proc/mounts", "/dev/a / ext4 rw 0 0\noverlay /var/lib/docker/a overlay rw 0 0\n"),
         ("/sys/fs/cgroup/system.slice/jtop.service/cgroup.procs", "7"),
     ],
@@ -345,6 +364,14 @@ def test_what_stands_in_the_way_is_a_warning_with_the_line_to_type(
 def test_what_only_looks_like_it_is_none(clinic: Clinic, path: str, text: str) -> None:
     clinic.plant(path, text)
     assert {check.level for check in clinic.examine().checks} == {Level.OK}
+
+
+def test_the_unit_is_judged_by_what_its_drop_ins_leave_of_it(clinic: Clinic) -> None:
+    clinic.plant("/usr/lib/systemd/system/jouled-worker.service", "[Service]\nPrivateTmp=yes\nBindPaths=/a\n")
+    clinic.plant("/etc/systemd/system/jouled-worker.service.d/override.conf", "[Service]\nPrivateTmp=no\n")
+    assert "jouled-worker.service: BindPaths=/a" in clinic.check("unit").text
+    clinic.plant("/etc/systemd/system/jouled-worker.service", "[Service]\nUMask=0027\n")
+    assert clinic.check("unit").level is Level.OK
 
 
 def test_a_read_only_root_is_right_where_state_lies_elsewhere(clinic: Clinic) -> None:
@@ -357,6 +384,7 @@ def test_a_read_only_root_is_right_where_state_lies_elsewhere(clinic: Clinic) ->
 def test_pinned_services_matter_where_cores_are_taken_offline(clinic: Clinic) -> None:
     clinic.plant("/etc/systemd/system/camera.service", "[Service]\nCPUAffinity=8-11\n")
     clinic.plant("/etc/systemd/system/other.service.d/x.conf", "[Service]\n#CPUAffinity=1\n")
+    clinic.plant("/etc/systemd/system/freed.service", "[Service]\nCPUAffinity=\nNice=5\n")
     found = clinic.check("cores")
     assert (found.level, found.text) == (
         Level.OK,
@@ -375,19 +403,26 @@ def test_a_board_without_a_clock_of_its_own_is_told_to_keep_time(clinic: Clinic)
 
 
 @pytest.mark.parametrize(
-    ("free_bytes", "flags", "level"),
-    [(1 << 20, 0, "fault"), (50 << 20, 0, "warning"), (1 << 40, os.ST_RDONLY, "fault")],
+    ("room", "level", "words"),
+    [
+        ((1 << 20, 1000, 0), "fault", "1 MiB free"),
+        ((50 << 20, 1000, 0), "warning", "50 MiB free in {folder}, wanted 100 MiB"),
+        ((1 << 40, 7, 0), "warning", "7 inodes free in {folder}, wanted 100"),
+        ((1 << 40, 1000, os.ST_RDONLY), "fault", "read-only"),
+    ],
 )
 def test_a_full_or_read_only_disk_is_said_before_a_job_needs_it(
-    clinic: Clinic, monkeypatch: pytest.MonkeyPatch, free_bytes: int, flags: int, level: str
+    clinic: Clinic, monkeypatch: pytest.MonkeyPatch, room: tuple[int, int, int], level: str, words: str
 ) -> None:
+    free_bytes, inodes, flags = room
     site = clinic.site(Config())
     patient = admit(site, simulation=SIMULATED, may_probe=False)
-    found = os.statvfs_result((1, 1, free_bytes, free_bytes, free_bytes, 1000, 1000, 1000, flags, 255))
+    found = os.statvfs_result((1, 1, free_bytes, free_bytes, free_bytes, 1000, inodes, inodes, flags, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: found)
     diagnosis = examine(patient)
     (check,) = [check for check in diagnosis.checks if check.name == "disk"]
     assert check.level.value == level
+    assert words.format(folder=site.host.state_dir) in check.text
     assert diagnosis.exit_code == (1 if level == "fault" else 0)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from jouled.board.basemode import base_mode_of
 from jouled.board.board import Board
-from jouled.board.identity import LEVELS
+from jouled.board.identity import LEVELS, SUPER, Identity
 from jouled.board.knobs import Kind, read_knobs
 from jouled.board.nvpmodel import CONF_PATH
 from jouled.board.support import OBSERVE
@@ -21,6 +21,7 @@ CONF_OF = {
     "p3701-0005": "p3701_0000",
     "p3701-0004": "p3701_0004",
     "p3767-0000": "p3767_0000",
+    "p3767-0002": "p3767_0000",
     "p3767-0001": "p3767_0001",
     "p3767-0003": "p3767_0003",
     "p3767-0005": "p3767_0003",
@@ -72,7 +73,7 @@ def conf(patient: Patient) -> Check:
         return warning(
             "conf",
             f"{CONF_PATH} leads to {file}, which is not {board.identity.module}'s (a cloned image keeps the old link)",
-            f"sudo ln -sf /etc/nvpmodel/nvpmodel_{wanted}.conf {CONF_PATH}   # then reboot",
+            f"sudo ln -sf /etc/nvpmodel/nvpmodel_{wanted}{_suffix(board.identity)}.conf {CONF_PATH}   # then reboot",
         )
     if board.conf.by_id(board.conf.default) is None:
         text = f"{file}: DEFAULT={board.conf.default} is no mode of it: a boot without a recorded mode fails"
@@ -81,6 +82,11 @@ def conf(patient: Patient) -> Check:
         return warning("conf", "; ".join(notes), f"sudo nvpmodel -m {board.base_mode.id}   # records the mode anew")
     names = ", ".join(model.name for model in board.conf.models)
     return ok("conf", f"{file.removeprefix('nvpmodel_').removesuffix('.conf')}: {names}")
+
+
+def _suffix(identity: Identity) -> str:
+    """What nvpower.sh adds to the conf's name for the Super configuration."""
+    return "_super" if identity.keys[0].endswith(SUPER) else ""
 
 
 def mask(patient: Patient) -> Check:

@@ -17,7 +17,7 @@ _JTOP_CONF = "/usr/local/jtop/config.json"
 _JTOP_OFF = "python3 -c 'from jtop import jtop; j = jtop(); j.start(); j.jetson_clocks.boot = False; j.close()'"
 _UNITS = ("/etc/systemd/system/*.service", "/etc/systemd/system/*.service.d/*.conf", "/etc/systemd/system.conf",
           "/etc/systemd/system.conf.d/*.conf")  # fmt: skip
-_AFFINITY = re.compile(r"^\s*(?:CPUAffinity|AllowedCPUs)\s*=\s*\S", re.MULTILINE)
+_AFFINITY = re.compile(r"^[ \t]*(?:CPUAffinity|AllowedCPUs)[ \t]*=[ \t]*\S", re.MULTILINE)
 _ISOLATED = re.compile(r"\b(isolcpus|nohz_full)=(\S+)")
 _RIVALS_TO_DO = "sudo systemctl disable --now {}"
 

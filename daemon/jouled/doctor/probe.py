@@ -15,7 +15,7 @@ from jouled.board.restore import restore_held
 from jouled.board.snapshot import ChildLog, Origin, Snapshot, boot_id, read_snapshot, write_origin_once, write_snapshot
 from jouled.board.switches import check_switches
 from jouled.board.winner import read_winner, winner_in_force
-from jouled.doctor.check import Check, fault_of, ok, unknown, warning
+from jouled.doctor.check import Check, Level, fault_of, ok, unknown, warning
 from jouled.doctor.patient import Patient
 from jouled.errors import BoardError, BusyError, NotPermittedError, SysfsError
 
@@ -80,7 +80,7 @@ def _why_not(patient: Patient, board: Board) -> str:
     if not host.privileged:
         return "needs root"
     found = state(patient)
-    if found.level.value != "ok":
+    if found.level is not Level.OK:
         return found.text
     marks = fingerprint(board, patient.config.board.external_w)
     if winner_in_force(host, marks) is not None:

@@ -12,6 +12,7 @@ from jouled.errors import StateError
 _MIB, _GIB = 1 << 20, 1 << 30
 _LITTLE_BYTES = 100 * _MIB
 _NONE_BYTES = 5 * _MIB
+_FEW_INODES = 100
 _OVERLAYS = frozenset({"overlay", "aufs", "unionfs"})
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _OLD_S = 1767225600.0  # 2026-01-01: a clock before that stands wrong
@@ -56,8 +57,10 @@ def disk(patient: Patient) -> Check:
         raise StateError(f"{folder} is read-only: no snapshot can be kept, so no knob may be turned", hint=_elsewhere())
     if free_bytes < _NONE_BYTES:
         raise StateError(f"{text}: no snapshot can be kept, so no knob may be turned", hint=f"df -h {there}")
-    if free_bytes < _LITTLE_BYTES or (found.f_files > 0 and found.f_favail < 100):
-        return warning("disk", text, f"df -h {there}; df -i {there}")
+    if free_bytes < _LITTLE_BYTES:
+        return warning("disk", f"{text}, wanted {_LITTLE_BYTES // _MIB} MiB", f"df -h {there}")
+    if found.f_files > 0 and found.f_favail < _FEW_INODES:
+        return warning("disk", f"{found.f_favail} inodes free in {folder}, wanted {_FEW_INODES}", f"df -i {there}")
     if not os.access(there, os.W_OK):
         return unknown("disk", f"{text}; only root writes there")
     return ok("disk", f"{free_bytes / _GIB:.1f} GiB free for state")

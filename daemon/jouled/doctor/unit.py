@@ -22,9 +22,9 @@ NAMESPACES = (
     *("RootDirectory", "RootImage", "DynamicUser", "ReadWritePaths", "ReadOnlyPaths", "InaccessiblePaths"),
     *("BindPaths", "BindReadOnlyPaths", "TemporaryFileSystem", "MountFlags"),
 )
-_OPTION = re.compile(rf"^\s*({'|'.join(NAMESPACES)})\s*=\s*(\S.*?)\s*$", re.MULTILINE)
-_OFF = frozenset({"no", "false", "off", "0", "default", "all", "shared"})
-_PLACES = ("/etc/systemd/system", "/usr/lib/systemd/system", "/usr/local/lib/systemd/system")
+_OPTION = re.compile(rf"^[ \t]*({'|'.join(NAMESPACES)})[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_OFF = frozenset({"", "no", "false", "off", "0", "default", "all", "shared"})
+_PLACES = ("/etc/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system")  # as systemd looks
 
 
 def unit(patient: Patient) -> Check:
@@ -39,25 +39,32 @@ def unit(patient: Patient) -> Check:
     if job is not None:
         text = f"in job {job} nvpmodel believed itself in a chroot; jouled wrote the caps itself"
         return warning("unit", text, "systemctl cat jouled-worker   # which of its options is a mount namespace?")
-    files = [path for place in _PLACES for path in _files(patient, place)]
+    files = _files(patient)
     if not files:
         return ok("unit", "not installed as a service (sudo jouled install)")
-    for path in files:
-        try:
-            text = patient.sysfs.read(path)
-        except SysfsError:
-            return unknown("unit", f"{path} cannot be read")
-        found = next((f"{m[1]}={m[2]}" for m in _OPTION.finditer(text) if m[2].lower() not in _OFF), None)
-        if found is not None:
-            why = f"{path}: {found} gives it a mount namespace: nvpmodel takes that for a chroot and changes nothing"
-            return warning("unit", why, "sudo systemctl edit jouled-worker   # take it out")
+    try:
+        options = _options(patient, files)
+    except SysfsError as error:
+        return unknown("unit", str(error))
+    for name, (value, path) in options.items():
+        if value.lower() not in _OFF:
+            why = f"{path}: {name}={value} gives it a mount namespace: nvpmodel takes that for a chroot"
+            return warning("unit", f"{why} and changes nothing", "sudo systemctl edit jouled-worker   # take it out")
     served = "" if is_enabled(patient, "jouled") else "; jouled.service is not enabled: sudo systemctl enable jouled"
     return ok("unit", f"{UNIT} has no mount namespace{served}")
 
 
-def _files(patient: Patient, place: str) -> list[str]:
-    sysfs = patient.sysfs
-    return [*sysfs.glob(f"{place}/{UNIT}"), *sysfs.glob(f"{place}/{UNIT}.d/*.conf")]
+def _files(patient: Patient) -> list[str]:
+    """In the order in which they count: the unit, then its drop-ins by name; of two of one name the first place's."""
+    units = [path for place in _PLACES for path in patient.sysfs.glob(f"{place}/{UNIT}")]
+    found = [path for place in reversed(_PLACES) for path in patient.sysfs.glob(f"{place}/{UNIT}.d/*.conf")]
+    by_name = {path.rpartition("/")[2]: path for path in found}
+    return units[:1] + [by_name[name] for name in sorted(by_name)]
+
+
+def _options(patient: Patient, files: list[str]) -> dict[str, tuple[str, str]]:
+    """Option → its last value and the file that holds it. Raises SysfsError."""
+    return {match[1]: (match[2], path) for path in files for match in _OPTION.finditer(patient.sysfs.read(path))}
 
 
 def _fooled_job(patient: Patient) -> str | None:
