@@ -79,6 +79,8 @@ def test_table_names_outcomes_of_the_closed_list() -> None:
         ("nvpmodel-chroot:3", "wanted no argument of its own, then after_s=N and for_s=N, got '3'"),
         ("throttled:for_s=ever", "wanted seconds from 0, got 'ever'"),
         ("throttled:to_s=3", "got 'to_s=3'"),
+        ("throttled,after_s=-1", "wanted seconds from 0, got '-1'"),
+        ("throttled,3", "got '3'"),
     ],
 )
 def test_what_is_no_fault_is_said_before_anything_is_touched(tmp_path: Path, text: str, said: str) -> None:
@@ -104,6 +106,16 @@ def test_spells_begin_and_end_in_simulated_time(tmp_path: Path) -> None:
     assert is_hot == [False, False, False, True, True, False, False, False]
     assert all(is_slow for _, is_slow, _ in seen)
     assert [text == "960000" for _, _, text in seen] == [False] * 4 + [True] * 4
+
+
+def test_times_follow_a_name_without_an_argument(tmp_path: Path) -> None:
+    board = Faulty(tmp_path, "hot,after_s=10,for_s=5")
+    faults, clock = board.machine.kernel.faults, board.machine.clock
+    seen = []
+    for _ in range(8):
+        clock.sleep(2.5)
+        seen.append("values" in faults.all())
+    assert seen == [False, False, False, True, True, False, False, False]
 
 
 def test_what_happens_once_does_not_happen_to_the_next_process(tmp_path: Path) -> None:

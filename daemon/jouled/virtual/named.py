@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ _TIMES = ("after_s", "for_s")
 
 def _parsed(text: str) -> tuple[Fault, Effect, float, float]:
     """(fault, what it does, when it begins, how long it lasts)."""
-    name, _, rest = text.partition(":")
+    name = re.split("[:,]", text, maxsplit=1)[0]  # NAME,after_s=5 has no argument of its own
+    rest = text[len(name) + 1 :]
     fault = FAULTS.get(name)
     if fault is None:
         raise UsageError(f"--fault {text}: no such fault", hint="jouled virtual faults lists them")
