@@ -31,7 +31,7 @@ from jouled.doctor.boards import CONF_OF
 from jouled.doctor.check import Check, Level
 from jouled.doctor.examine import Diagnosis, examine
 from jouled.doctor.patient import admit
-from jouled.doctor.report import report, scrub
+from jouled.doctor.report import own_names, report, scrub
 from jouled.job.cancel import Cancellation
 from jouled.job.job import run_job
 from jouled.job.site import Site
@@ -616,6 +616,13 @@ def test_without_a_workload_nothing_of_it_is_a_fault(clinic: Clinic, monkeypatch
 )
 def test_what_names_a_board_or_its_owner_is_taken_out_and_nothing_else(text: str, kept: str) -> None:
     assert scrub(text, ["tegra-ubuntu9"]) == kept
+
+
+def test_a_user_called_as_the_maker_leaves_the_part_numbers_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USER", "nvidia")
+    monkeypatch.setenv("SUDO_USER", "alice")
+    names = own_names()
+    assert scrub("nvidia,p3737-0000+p3701-0005 of alice", names) == "nvidia,p3737-0000+p3701-0005 of <name>"
 
 
 def test_report_holds_what_a_new_board_needs_and_no_serial_number(clinic: Clinic) -> None:

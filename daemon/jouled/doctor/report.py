@@ -56,6 +56,7 @@ _FILES = (
     "/etc/nvfancontrol.conf",
 )
 _LONGEST = 2000
+_ANYBODYS = frozenset({"root", "localhost", "nvidia", "jetson", "tegra", "ubuntu"})  # words of every Jetson's files
 
 # Order counts: what is more particular comes first. A number of 13 digits and more is a module's serial number, but for
 # the 2^31 - 1 and 2^63 - 1 that nvpmodel writes for "no cap".
@@ -77,7 +78,7 @@ def own_names() -> tuple[str, ...]:
     """What this machine and its user are called."""
     names = {socket.gethostname(), socket.gethostname().partition(".")[0], platform.node()}
     names |= {os.environ.get(variable, "") for variable in ("USER", "SUDO_USER", "LOGNAME", "HOSTNAME")}
-    return tuple(sorted((name for name in names - {"root", "localhost"} if len(name) > 2), key=len, reverse=True))
+    return tuple(sorted((name for name in names - _ANYBODYS if len(name) > 2), key=len, reverse=True))
 
 
 def scrub(text: str, names: Iterable[str] = ()) -> str:
