@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,40 @@ def test_nothing_measured_leaves_the_file_that_was_there(tmp_path: Path) -> None
 def test_a_file_that_cannot_be_written_is_said_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="cannot be written"):
         told(make_trial(0, 2.0)).write(tmp_path)
+
+
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "grid.csv"
+    path.write_text("mine")
+
+    def is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", is_full)
+    with pytest.raises(StateError, match="cannot be written: No space left on device"):
+        told(make_trial(0, 2.0)).write(path)
+    assert path.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(StateError, match="cannot be written: No space left on device"):
+        told(make_trial(0, 2.0)).write(Path("/dev/full"))
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "grid.csv", tmp_path / "link.csv"
+    link.symlink_to(target)
+    assert told(make_trial(0, 2.0)).write(link) == 1
+    assert link.is_symlink()
+    assert parse_table(target.read_text(), where="target").rows
+
+
+def test_a_board_does_not_write_over_the_table_that_it_is_made_of(tmp_path: Path) -> None:
+    table, link = tmp_path / "grid.csv", tmp_path / "link.csv"
+    table.write_text("mine")
+    link.symlink_to(table)
+    for path in (table, link):
+        with pytest.raises(UsageError, match="the table that this board is made of"):
+            check_export(path, make_request(), BACK_TO_BACK, table=table)
+    check_export(tmp_path / "other.csv", make_request(), BACK_TO_BACK, table=table)
 
 
 def make_request(variants: tuple[Variant, ...] = (Variant(),)) -> Request:

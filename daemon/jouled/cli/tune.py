@@ -32,7 +32,7 @@ def tune(arguments: argparse.Namespace) -> int:
         request = site.request(arrival, seed=arguments.seed or 0, dry_run=arguments.dry_run)
         request.check()
         if arguments.export is not None:
-            check_export(arguments.export, request, arrival)
+            check_export(arguments.export, request, arrival, table=arguments.table)
         if not site.fixed:
             require_root(site, "tune")
         runner = site.make_runner(arrival)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 _CAPPED = ClocksPolicy.CAPPED.value
 
 
-def check_export(path: Path, request: Request, arrival: Arrival) -> None:
+def check_export(path: Path, request: Request, arrival: Arrival, *, table: Path | None = None) -> None:
     """Raise UsageError, before anything is measured, where the recorded format could not hold the job or the file."""
     if arrival.kind != "back_to_back":
         raise UsageError(
@@ -36,7 +37,13 @@ def check_export(path: Path, request: Request, arrival: Arrival) -> None:
         )
     if request.config.grid.clocks == ClocksPolicy.LOCKED.value:
         raise UsageError("--export: a recorded board's clocks are capped, got locked", hint="leave --clocks out")
-    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+    if table is not None and path.exists() and path.samefile(table):
+        raise UsageError(
+            f"--export: {path} is the table that this board is made of; a job measures only some of its rows",
+            hint="name another file",
+        )
+    is_closed = path.exists() and not os.access(path, os.W_OK)
+    if path.is_dir() or is_closed or not os.access(path.parent, os.W_OK | os.X_OK):
         raise UsageError(f"--export: {path}: no file can be written there", hint="name one in a folder that is yours")
 
 
@@ -61,15 +68,30 @@ class Export:
     def write(self, path: Path) -> int:
         """Make or replace the file; how many rows. Nothing is written of a job that measured nothing.
 
-        Raises StateError.
+        Raises StateError; a file that was there still stands.
         """
         rows = self.rows()
         if rows:
             try:
-                path.write_text(render_table(rows), encoding="utf-8")
+                _replace(path, render_table(rows))
             except OSError as error:
                 raise StateError(f"--export: {path}: cannot be written: {error.strerror}") from error
         return len(rows)
+
+
+def _replace(path: Path, text: str) -> None:
+    """As a whole, so that a full disk costs no earlier export; what is no file, such as /dev/stdout, is written to."""
+    path = path.resolve()  # a link stays one
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        os.replace(fresh, path)
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
 
 
 def _row(number: int, trials: Sequence[Trial]) -> Row:
