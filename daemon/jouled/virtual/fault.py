@@ -2,6 +2,7 @@
 
 `--fault NAME[:ARGS]`; ARGS are separated by commas: the fault's own argument first (`jouled virtual faults` says which
 it takes), then `after_s=N` and `for_s=N` (simulated seconds from the start; `for_s=inf`: to the end).
+A file that is edited is so before the start, whatever `after_s` says, and what happens once has no `for_s`.
 """
 
 from __future__ import annotations
