@@ -315,6 +315,7 @@ def test_locked_clocks_are_seen_and_the_board_is_not_probed(clinic: Clinic) -> N
     found = {check.name: check for check in clinic.examine().checks}
     assert found["knobs"].level is Level.WARNING
     assert "locked at their caps" in found["knobs"].text
+    assert found["state"].text == "nothing left to finish; not all is as MAXN sets it"
     assert found["method"].level is Level.UNKNOWN
     assert clinic.knobs() == before
 

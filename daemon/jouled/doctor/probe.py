@@ -43,7 +43,26 @@ def state(patient: Patient) -> Check:
     applied = winner_in_force(host, fingerprint(board, patient.config.board.external_w))
     if applied is not None:
         return ok("state", f"the winner {mode_name(applied.candidate.mode)} is in force")
-    return ok("state", f"nothing left to finish; {board.base_mode.name} is in force")
+    return ok("state", f"nothing left to finish; {_in_force(patient, board)}")
+
+
+def _in_force(patient: Patient, board: Board) -> str:
+    """Never that the base mode is where nobody has looked: without root, or on a board whose knobs are left alone."""
+    name = board.base_mode.name
+    if patient.untouched is not None or not patient.site.host.privileged:
+        return f"the base mode is {name}"
+    try:
+        return f"not all is as {name} sets it" if _first_wrong(patient, board) else f"{name} is in force"
+    except SysfsError:
+        return f"the base mode is {name}"  # `method` says what could not be read
+
+
+def _first_wrong(patient: Patient, board: Board) -> str:
+    """A knob that is not as the base mode sets it, or "". Raises SysfsError."""
+    host = patient.site.host
+    home = read_knobs(host.sysfs, board.domains)
+    wrong = Actuator(host, board, home, Method.SYSFS).verify(board.reference, ClocksPolicy.CAPPED)
+    return str(wrong[0]) if wrong else ""
 
 
 def method(patient: Patient) -> Check:
@@ -85,9 +104,8 @@ def _why_not(patient: Patient, board: Board) -> str:
     marks = fingerprint(board, patient.config.board.external_w)
     if winner_in_force(host, marks) is not None:
         return "a winner is in force"
-    home = read_knobs(host.sysfs, board.domains)
-    wrong = Actuator(host, board, home, Method.SYSFS).verify(board.reference, ClocksPolicy.CAPPED)
-    return f"the board is not as {board.base_mode.name} sets it: {wrong[0]}" if wrong else ""
+    wrong = _first_wrong(patient, board)
+    return f"the board is not as {board.base_mode.name} sets it: {wrong}" if wrong else ""
 
 
 def _tried(patient: Patient, board: Board) -> tuple[Method, str]:
