@@ -213,8 +213,12 @@ def test_clocks_that_the_kernel_cannot_count_are_refused(tmp_path: Path, row: st
 def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"\xff\xfe\x00")
-    for wrong in (path, tmp_path / "absent.csv", tmp_path):
-        with pytest.raises(UsageError, match="cannot be read"):
+    for wrong, why in (
+        (path, "it is no text"),
+        (tmp_path / "absent.csv", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+    ):
+        with pytest.raises(UsageError, match=f"cannot be read: {why}$"):
             RecordedMachine(tmp_path / "root", wrong)
 
 

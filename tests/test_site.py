@@ -114,6 +114,23 @@ def test_hint_about_a_board_that_cannot_be_kept_fits_its_cause(
     assert to_do in caught.value.hint
 
 
+def test_board_whose_write_found_no_room_is_said_without_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(machine, "make_tree", fail)
+    with pytest.raises(StateError, match=r"cannot be kept there: No space left on device$"):
+        open_site(make_parser().parse_args(["modes", *BOARD, "--state-dir", str(tmp_path)]))
+
+
+def test_folder_that_cannot_be_is_no_board_to_remove() -> None:
+    with pytest.raises(StateError, match="cannot be kept there") as caught:
+        open_site(make_parser().parse_args(["modes", *BOARD, "--state-dir", "/proc/nowhere"]))
+    assert "remove the folder" not in caught.value.hint
+
+
 def test_board_that_lost_its_files_is_said_with_what_to_do(tmp_path: Path) -> None:
     arguments = make_parser().parse_args(["modes", *BOARD, "--state-dir", str(tmp_path)])
     open_site(arguments).close()

@@ -139,11 +139,10 @@ def _state_errors(state_dir: Path) -> Iterator[None]:
         yield
     except OSError as error:
         hint = write_hint(error, state_dir)
-        if error.errno == errno.ENOENT:
+        if error.errno == errno.ENOENT and state_dir.exists():
             hint = f"remove the folder {state_dir / TREE} to get a fresh board"
-        raise StateError(
-            f"{state_dir}: the virtual board cannot be kept there: {error.strerror}: {error.filename}", hint=hint
-        ) from error
+        why = error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
+        raise StateError(f"{state_dir}: the virtual board cannot be kept there: {why}", hint=hint) from error
 
 
 def _virtual(arguments: argparse.Namespace) -> Site:

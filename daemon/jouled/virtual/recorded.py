@@ -39,7 +39,8 @@ def read_table(path: Path) -> Table:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}", hint="--table wants a CSV file") from error
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"{path}: cannot be read: {why}", hint="--table wants a CSV file") from error
     try:
         return parse_table(text, where=str(path))
     except SpaceError as error:
