@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = {
     "jouletune": (
         *("errors", "space", "table", "quantiles", "trace", "latency", "measurement", "trial", "surrogate"),
-        *("descent", "standing", "search", "finals", "decision", "replay", "report", "__main__"),
+        *("descent", "standing", "sampler", "joule", "search", "finals", "decision", "suggest", "replay"),
+        *("report", "__main__"),
     ),
     "jouled": (
         *("errors", "config", "board", "workload", "virtual", "ledger", "study", "job", "doctor"),

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-import random
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, IntDistribution
-from optuna.samplers import BaseSampler, TPESampler
+from optuna.samplers import TPESampler
 from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from jouletune.descent import descend
 from jouletune.errors import SearchError
+from jouletune.sampler import Belief, CandidateSampler, Outlook, Question, distributions, parameters
 from jouletune.space import Space
 from jouletune.standing import (
     CANDIDATE,
@@ -36,67 +34,25 @@ from jouletune.standing import (
     encode,
     standings,
     state_of,
-    told,
 )
 
-__all__ = ["SAMPLERS", "CandidateSampler", "Failed", "Infeasible", "Measured", "Observation", "Search"]
+__all__ = [
+    "DEFAULT_SAMPLER",
+    "SAMPLERS",
+    "CandidateSampler",
+    "Failed",
+    "Infeasible",
+    "Measured",
+    "Observation",
+    "Search",
+]
+
+DEFAULT_SAMPLER = "descent"
 
 _SPACE = "space"
 _BREACH = "breach"
 # TPE draws at random until it has seen this many; Optuna's own 10 is most of a job's budget.
 _TPE_STARTUP = 4
-
-
-class CandidateSampler(BaseSampler):
-    """Proposes whole candidates: the reference, the incumbent, then what the subclass chooses."""
-
-    def __init__(self, space: Space, *, bound_s: float | None, incumbent: int | None, seed: int) -> None:
-        self.space = space
-        self.bound_s = bound_s
-        self.start = tuple(dict.fromkeys(i for i in (space.reference, incumbent) if i is not None))
-        self.seed = seed
-
-    def choose(self, study: Study, trial: FrozenTrial | None, seen: Standings) -> int | None:
-        """The next candidate, never one of `seen`; None: nothing left.
-
-        Without a `trial` only whether it is None counts.
-        """
-        raise NotImplementedError
-
-    def propose(self, study: Study, trial: FrozenTrial | None) -> int | None:
-        """The next candidate to measure, None when the search has ended."""
-        seen = standings(study)
-        for index, standing in seen.items():
-            if standing.retry:
-                return index
-        for index in self.start:
-            if index not in seen:
-                return index
-        return self.choose(study, trial, seen)
-
-    def open(self, seen: Standings) -> list[int]:
-        """The candidates that nothing was told of."""
-        return [index for index in range(len(self.space)) if index not in seen]
-
-    def random(self, study: Study) -> random.Random:
-        """The same stream for the same seed and number of windows told."""
-        return random.Random(f"{self.seed} {sum(1 for _ in told(study))}")
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return distributions(self.space)
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        index = self.propose(study, trial)
-        if index is None:
-            raise SearchError("asked for a candidate where none is left; Search.ask() says so with None")
-        return parameters(self.space, index)
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        raise SearchError(f"axis {param_name}: wanted one of {', '.join(distributions(self.space))}")
 
 
 class DescentSampler(CandidateSampler):
@@ -146,22 +102,12 @@ class TpeSampler(CandidateSampler):
         )
 
 
-SAMPLERS: dict[str, Callable[..., CandidateSampler]] = {
+SAMPLERS: dict[str, Callable[[Space, Question], CandidateSampler]] = {
     "descent": DescentSampler,
     "tpe": TpeSampler,
     "random": RandomSampler,
     "grid": GridSampler,
 }
-
-
-def distributions(space: Space) -> dict[str, BaseDistribution]:
-    """Each axis as an ordered integer rank."""
-    return {axis.name: IntDistribution(0, len(axis.values) - 1) for axis in space.axes}
-
-
-def parameters(space: Space, index: int) -> dict[str, int]:
-    """The ranks of a candidate."""
-    return {axis.name: rank for axis, rank in zip(space.axes, space.coordinates(index), strict=True)}
 
 
 def _digest(space: Space) -> str:
@@ -171,17 +117,20 @@ def _digest(space: Space) -> str:
 class Search:
     """One search over `space` for the least energy at a latency of at most `bound_s` (None: no bound).
 
-    `storage` and `study_name` as Optuna takes them; a study that exists is gone on with. Raises SearchError.
+    `bound_se_s`: the bound's own error; `budget`: windows in all, where that is known. `storage` and `study_name` as
+    Optuna takes them; a study that exists is gone on with. Raises SearchError.
     """
 
     def __init__(
         self,
         space: Space,
         *,
-        sampler: str = "descent",
+        sampler: str = DEFAULT_SAMPLER,
         bound_s: float | None,
         seed: int = 0,
         incumbent: int | None = None,
+        budget: int | None = None,
+        bound_se_s: float = 0.0,
         storage: str | BaseStorage | None = None,
         study_name: str | None = None,
     ) -> None:
@@ -191,7 +140,7 @@ class Search:
             raise SearchError(f"bound_s: wanted a latency above 0 s or None, got {bound_s}")
         self.space = space
         self.bound_s = bound_s
-        self._sampler = SAMPLERS[sampler](space, bound_s=bound_s, incumbent=incumbent, seed=seed)
+        self._sampler = SAMPLERS[sampler](space, Question(bound_s, bound_se_s, budget, incumbent, seed))
         self._asked: tuple[int, Trial] | None = None
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it tells the terminal of each new study
         self.study = optuna.create_study(
@@ -271,10 +220,24 @@ class Search:
         self.study.add_trial(trial)
 
     def best(self, n: int) -> list[int]:
-        """At most `n` feasible candidates, the least mean energy first."""
-        seen = standings(self.study)
-        feasible = [index for index, standing in seen.items() if standing.feasible]
-        return sorted(feasible, key=lambda index: seen[index].energy_j)[:n]
+        """At most `n` candidates to choose, the best first; empty: none is known to be feasible."""
+        return self._sampler.best(self.study, n)
+
+    def expected_gain(self) -> float | None:
+        """The share of energy that one more window should save; None: this sampler has no estimate."""
+        outlook = self.outlook()
+        if outlook is not None:
+            return outlook.expected_gain
+        ended = self._asked is None and self._sampler.propose(self.study, None) is None
+        return 0.0 if ended else None
+
+    def outlook(self) -> Outlook | None:
+        """What the sampler's model knows of the search; None: it has no model, or too little was told."""
+        return self._sampler.outlook(self.study)
+
+    def beliefs(self) -> Mapping[int, Belief] | None:
+        """What the sampler's model believes of each candidate; None as with `outlook`."""
+        return self._sampler.beliefs(self.study)
 
 
 def _check(index: int, observation: Observation) -> None:

@@ -249,6 +249,7 @@ class Job:
                     bound_s=bound_s,
                     seed=self._request.seed,
                     incumbent=self._request.searched_incumbent(ground.incumbent),
+                    budget=self._config.job.budget,
                     storage=storage,
                     study_name=study_name(self._id),
                 )
