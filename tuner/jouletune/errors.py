@@ -4,6 +4,7 @@ JouletuneError
 ├── SpaceError          a grid that cannot be built or addressed
 ├── MeasurementError    numbers that do not make a measurement
 ├── SearchError         a search asked for what it cannot do
+├── ProtocolError       a line of a conversation that is not of its protocol
 └── DecisionError       finals or a decision fed with what does not fit
 """
 
@@ -24,6 +25,10 @@ class MeasurementError(JouletuneError):
 
 class SearchError(JouletuneError):
     """A search was asked for what it cannot do."""
+
+
+class ProtocolError(JouletuneError):
+    """A line of a conversation is not of its protocol."""
 
 
 class DecisionError(JouletuneError):

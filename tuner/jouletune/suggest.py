@@ -1,0 +1,311 @@
+"""A search as a conversation: the other side owns the truth, the noise and the count, this side says what to measure.
+
+`Suggester` is one search from the first question to the choice; `converse` is the same over lines of JSON, so that any
+language can drive a search and anyone can score it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jouletune.errors import ProtocolError
+from jouletune.search import DEFAULT_SAMPLER, SAMPLERS, Failed, Infeasible, Measured, Search
+from jouletune.space import Candidate, PowerMode, Space, Variant
+
+BUDGET = 15
+# One-sided 95 %: a latency is within the bound where its upper limit is, the bound's own error counted in.
+_UPPER = 1.645
+_REPEATS_PER_TRIAL = 2
+_REPEATS_PER_REASON = 3
+_MODE = ("cores", "cpu_hz", "gpu_hz", "emc_hz")
+_VARIANT = ("engine", "batch", "instances")
+_PROBLEM = ("candidates", "reference", "latency_bound_ratio", "latency_bound_s", "budget", "seed", "sampler")
+_NUMBERS = ("energy_j", "energy_se_j", "latency_s", "latency_se_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is to be found. `bound_ratio`: times the reference as it is measured; it and `bound_s` None: no bound."""
+
+    space: Space
+    bound_s: float | None = None
+    bound_ratio: float | None = None
+    budget: int = BUDGET
+    seed: int = 0
+    sampler: str = DEFAULT_SAMPLER
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A valid window with its standard errors. `energy_j` per item, `latency_s` of the whole batch."""
+
+    energy_j: float
+    energy_se_j: float
+    latency_s: float
+    latency_se_s: float
+
+
+Told = Window | Infeasible | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a search ends. None: the sampler has no model to say so.
+
+    `index` is the reference where nothing was found that keeps the bound.
+    """
+
+    index: int
+    expected_gain: float | None
+    probability_feasible: float | None
+    probability_better_exists: float | None
+
+
+class Suggester:
+    """One search: `ask` and `tell` until `ask` gives a Choice. Each window told counts, failed ones too.
+
+    A ratio needs the reference's latency, so the reference is asked for until a window of it is valid. A candidate
+    that failed is asked for again as in a job: twice each, three times for one reason.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.measurements = 0
+        self.search: Search | None = None
+        self._early: list[tuple[int, Told]] = []
+        self._bound_error = 0.0
+        self._stopped = False
+        self._repeats: Counter[int] = Counter()
+        self._reasons: Counter[str] = Counter()
+        if problem.bound_ratio is None:
+            self._open(problem.bound_s, 0.0)
+
+    def ask(self) -> int | Choice:
+        """The candidate to measure next, the same until it is told, or the end."""
+        if self._stopped or self.measurements >= self.problem.budget:
+            return self._choose()
+        if self.search is None:
+            return self.problem.space.reference
+        index = self.search.ask()
+        return self._choose() if index is None else index
+
+    def tell(self, index: int, told: Told) -> None:
+        """What came of a window on `index`, asked for or not. Raises ProtocolError or SearchError."""
+        if not 0 <= index < len(self.problem.space):
+            raise ProtocolError(f"tell: wanted an index below {len(self.problem.space)}, got {index}")
+        self.measurements += 1
+        if self.search is not None:
+            self._note(index, told)
+            return
+        self._early.append((index, told))
+        if index != self.problem.space.reference:
+            return
+        if isinstance(told, Window):
+            ratio = self.problem.bound_ratio or 1.0
+            self._open(ratio * told.latency_s, ratio * told.latency_se_s)
+        # Without the reference's latency there is no bound: nothing else could be judged.
+        self._stopped = isinstance(told, Infeasible)
+
+    def _open(self, bound_s: float | None, bound_se_s: float) -> None:
+        problem = self.problem
+        self._bound_error = 0.0 if bound_s is None else bound_se_s / bound_s
+        self.search = Search(
+            problem.space,
+            sampler=problem.sampler,
+            bound_s=bound_s,
+            bound_se_s=bound_se_s,
+            budget=problem.budget,
+            seed=problem.seed,
+        )
+        for index, told in self._early:
+            self._note(index, told)
+
+    def _note(self, index: int, told: Told) -> None:
+        assert self.search is not None
+        self.search.tell(index, self._measured(index, told) if isinstance(told, Window) else told)
+        if isinstance(told, Failed) and self._may_repeat(index, told.reason):
+            self.search.retry(index)
+
+    def _measured(self, index: int, window: Window) -> Measured:
+        assert self.search is not None
+        error = math.hypot(window.latency_se_s / window.latency_s, self._bound_error)
+        upper_s = window.latency_s * (1.0 + _UPPER * error)
+        return Measured(
+            energy_j=window.energy_j,
+            energy_se_j=window.energy_se_j,
+            latency_s=window.latency_s,
+            latency_upper_s=upper_s,
+            latency_se_s=window.latency_se_s,
+            power_w=window.energy_j * self.problem.space.candidates[index].variant.batch / window.latency_s,
+            feasible=self.search.bound_s is None or upper_s <= self.search.bound_s,
+        )
+
+    def _may_repeat(self, index: int, reason: str) -> bool:
+        if self._repeats[index] >= _REPEATS_PER_TRIAL or self._reasons[reason] >= _REPEATS_PER_REASON:
+            return False
+        self._repeats[index] += 1
+        self._reasons[reason] += 1
+        return True
+
+    def _choose(self) -> Choice:
+        reference = self.problem.space.reference
+        if self.search is None:
+            return Choice(reference, None, None, None)
+        index = next(iter(self.search.best(1)), reference)
+        outlook = self.search.outlook()
+        if outlook is None:
+            return Choice(index, self.search.expected_gain(), None, None)
+        feasible = outlook.probability_feasible.get(index)
+        return Choice(index, outlook.expected_gain, feasible, outlook.probability_better_exists)
+
+
+def converse(lines: Iterable[str], say: Callable[[str], None]) -> None:
+    """Hold one conversation; an end of `lines` ends it. Raises ProtocolError, SpaceError, SearchError."""
+    left = _objects(lines)
+    first = next(left, None)
+    if first is None:
+        return
+    suggester = Suggester(parse_problem(first))
+    while True:
+        answer = suggester.ask()
+        if isinstance(answer, Choice):
+            say(json.dumps(_choose_line(answer), allow_nan=False))
+            return
+        say(json.dumps({"ask": answer}))
+        told = next(left, None)
+        if told is None:
+            return
+        suggester.tell(*parse_tell(told))
+
+
+def _choose_line(choice: Choice) -> dict[str, float | None]:
+    return {
+        "choose": choice.index,
+        "expected_gain": choice.expected_gain,
+        "probability_feasible": choice.probability_feasible,
+        "probability_better_exists": choice.probability_better_exists,
+    }
+
+
+def _objects(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"line {number}: wanted one JSON object: {error}") from error
+        yield _object(value, f"line {number}")
+
+
+def parse_problem(line: Mapping[str, Any]) -> Problem:
+    """The first line. Raises ProtocolError, or SpaceError where the candidates are no grid."""
+    _only(line, _PROBLEM, "the first line")
+    rows = line.get("candidates")
+    if not isinstance(rows, list) or not rows:
+        raise ProtocolError("candidates: wanted a list of at least one candidate")
+    candidates = [_candidate(row, f"candidates[{index}]") for index, row in enumerate(rows)]
+    ratio, bound_s = (_positive(line, name) for name in ("latency_bound_ratio", "latency_bound_s"))
+    if ratio is not None and bound_s is not None:
+        raise ProtocolError("latency_bound_ratio, latency_bound_s: wanted one of them, got both")
+    sampler = line.get("sampler", DEFAULT_SAMPLER)
+    if sampler not in SAMPLERS:
+        raise ProtocolError(f"sampler: wanted one of {', '.join(SAMPLERS)}, got {sampler!r}")
+    return Problem(
+        space=Space.of(candidates, _integer(line, "reference")),
+        bound_s=bound_s,
+        bound_ratio=ratio,
+        budget=_integer(line, "budget", BUDGET, least=1),
+        seed=_integer(line, "seed", 0),
+        sampler=sampler,
+    )
+
+
+def parse_tell(line: Mapping[str, Any]) -> tuple[int, Told]:
+    """A later line: the candidate's index and what came of its window. Raises ProtocolError."""
+    _only(line, ("tell",), "a later line")
+    tell = _object(line.get("tell"), "tell")
+    _only(tell, ("index", "invalid", "infeasible", *_NUMBERS), "tell")
+    index = _integer(tell, "index")
+    reason = tell.get("invalid")
+    if reason is not None and not isinstance(reason, str):
+        raise ProtocolError(f"invalid: wanted a reason, got {reason!r}")
+    if reason is not None:
+        return index, Failed(reason)
+    if tell.get("infeasible", False) not in (True, False):
+        raise ProtocolError(f"infeasible: wanted true or false, got {tell['infeasible']!r}")
+    if tell.get("infeasible", False):
+        return index, Infeasible()
+    return index, Window(
+        energy_j=_needed(tell, "energy_j"),
+        energy_se_j=_error(tell, "energy_se_j"),
+        latency_s=_needed(tell, "latency_s"),
+        latency_se_s=_error(tell, "latency_se_s"),
+    )
+
+
+def _candidate(row: Any, where: str) -> Candidate:
+    fields = _object(row, where)
+    _only(fields, (*_MODE, *_VARIANT), where)
+    given = {name for name in fields if fields[name] is not None}
+    mode = PowerMode(**{name: _integer(fields, name, least=1) for name in _MODE if name in given})
+    engine = fields.get("engine")
+    if engine is not None and not isinstance(engine, str):
+        raise ProtocolError(f"{where}: engine: wanted a name, got {engine!r}")
+    counts = {name: _integer(fields, name, least=1) for name in ("batch", "instances") if name in given}
+    return Candidate(mode, Variant(engine=engine, **counts))
+
+
+def _object(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ProtocolError(f"{where}: wanted a JSON object, got {str(value)[:80]!r}")
+    return value
+
+
+def _only(fields: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    if unknown := sorted(set(fields) - set(known)):
+        raise ProtocolError(f"{where}: wanted only {', '.join(known)}, got {', '.join(unknown)}")
+
+
+def _integer(fields: Mapping[str, Any], name: str, default: int | None = None, *, least: int = 0) -> int:
+    """1.3e9 is an integer to JSON as to everybody who writes it from an array of floats."""
+    value = fields.get(name, default)
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if value is None or isinstance(value, bool) or not whole or value < least:
+        raise ProtocolError(f"{name}: wanted a whole number of at least {least}, got {value!r}")
+    return int(value)
+
+
+def _number(fields: Mapping[str, Any], name: str) -> float | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+        raise ProtocolError(f"{name}: wanted a finite number, got {value!r}")
+    return float(value)
+
+
+def _positive(fields: Mapping[str, Any], name: str) -> float | None:
+    value = _number(fields, name)
+    if value is not None and value <= 0.0:
+        raise ProtocolError(f"{name}: wanted a number above 0, got {value}")
+    return value
+
+
+def _needed(fields: Mapping[str, Any], name: str) -> float:
+    value = _positive(fields, name)
+    if value is None:
+        raise ProtocolError(f"{name}: wanted a number above 0, got none; or say invalid or infeasible")
+    return value
+
+
+def _error(fields: Mapping[str, Any], name: str) -> float:
+    value = _number(fields, name) or 0.0
+    if value < 0.0:
+        raise ProtocolError(f"{name}: wanted a standard error of at least 0, got {value}")
+    return value
