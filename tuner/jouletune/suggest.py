@@ -22,6 +22,8 @@ BUDGET = 15
 _UPPER = 1.645
 _REPEATS_PER_TRIAL = 2
 _REPEATS_PER_REASON = 3
+_LEAST, _MOST = 1e-12, 1e12  # of any number in its SI unit
+_MOST_INTEGER = 2**63 - 1
 _MODE = ("cores", "cpu_hz", "gpu_hz", "emc_hz")
 _VARIANT = ("engine", "batch", "instances")
 _PROBLEM = ("candidates", "reference", "latency_bound_ratio", "latency_bound_s", "budget", "seed", "sampler")
@@ -214,7 +216,7 @@ def parse_problem(line: Mapping[str, Any]) -> Problem:
     if ratio is not None and bound_s is not None:
         raise ProtocolError("latency_bound_ratio, latency_bound_s: wanted one of them, got both")
     sampler = line.get("sampler", DEFAULT_SAMPLER)
-    if sampler not in SAMPLERS:
+    if not isinstance(sampler, str) or sampler not in SAMPLERS:
         raise ProtocolError(f"sampler: wanted one of {', '.join(SAMPLERS)}, got {sampler!r}")
     return Problem(
         space=Space.of(candidates, _integer(line, "reference")),
@@ -276,7 +278,7 @@ def _integer(fields: Mapping[str, Any], name: str, default: int | None = None, *
     """1.3e9 is an integer to JSON as to everybody who writes it from an array of floats."""
     value = fields.get(name, default)
     whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    if value is None or isinstance(value, bool) or not whole or value < least:
+    if value is None or isinstance(value, bool) or not whole or not least <= value <= _MOST_INTEGER:
         raise ProtocolError(f"{name}: wanted a whole number of at least {least}, got {value!r}")
     return int(value)
 
@@ -285,22 +287,22 @@ def _number(fields: Mapping[str, Any], name: str) -> float | None:
     value = fields.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
-        raise ProtocolError(f"{name}: wanted a finite number, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST:
+        raise ProtocolError(f"{name}: wanted a number, at most 1e12 in size, got {value!r}")
     return float(value)
 
 
 def _positive(fields: Mapping[str, Any], name: str) -> float | None:
     value = _number(fields, name)
-    if value is not None and value <= 0.0:
-        raise ProtocolError(f"{name}: wanted a number above 0, got {value}")
+    if value is not None and value < _LEAST:
+        raise ProtocolError(f"{name}: wanted a number of at least {_LEAST:g}, got {value}")
     return value
 
 
 def _needed(fields: Mapping[str, Any], name: str) -> float:
     value = _positive(fields, name)
     if value is None:
-        raise ProtocolError(f"{name}: wanted a number above 0, got none; or say invalid or infeasible")
+        raise ProtocolError(f"{name}: wanted a number, got none; or say invalid or infeasible")
     return value
 
 
