@@ -26,6 +26,8 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 
+from bench.search_plain import NAME as PLAIN
+from bench.search_plain import PlainDescent
 from bench.search_tally import Run, calibration, failures, print_tally
 
 from jouletune.replay import Board, Disturbance, drive, score
@@ -104,6 +106,7 @@ class Task:
 
 def run(task: Task) -> list[Run]:
     """One search for each seed."""
+    SAMPLERS.setdefault(PLAIN, PlainDescent)
     table = parse_table(task.path.read_text(), where=str(task.path))
     return [one(task, table, seed) for seed in range(task.seeds)]
 
@@ -168,7 +171,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("../shared/data/grids"))
-    parser.add_argument("--samplers", default=",".join(SAMPLERS), help="%(default)s")
+    parser.add_argument("--samplers", default=",".join(SAMPLERS), help=f"%(default)s, or {PLAIN}, a control")
     parser.add_argument("--conditions", default="plain", help=f"of {','.join(CONDITIONS)}")
     parser.add_argument("--at", type=int, nargs="+", default=[8, 12], help="budgets")
     parser.add_argument("--seeds", type=int, default=40)
