@@ -1,7 +1,7 @@
 """Compare the samplers on recorded grids, as the search paper scores them.
 
     python -m bench.search FOLDER [--samplers joule,descent] [--at 8 12] [--seeds 40] [--conditions plain,outliers]
-                           [--each] [--json RUNS.json] [--figures FOLDER] [--check]
+                           [--large] [--each] [--json RUNS.json] [--figures FOLDER] [--check]
 
 Each run is one conversation (`jouletune.suggest`) with a budget: bound = ratio x the reference as it was measured,
 ratios 1.1, 1.25, 1.5, noise 1 % in energy and 0.5 % in latency. Scored by the grid's true values: the gap is the
@@ -26,6 +26,8 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 
+from bench.search_made import NAME as MADE
+from bench.search_made import made
 from bench.search_plain import NAME as PLAIN
 from bench.search_plain import PlainDescent
 from bench.search_tally import Run, calibration, failures, print_tally
@@ -107,7 +109,7 @@ class Task:
 def run(task: Task) -> list[Run]:
     """One search for each seed."""
     SAMPLERS.setdefault(PLAIN, PlainDescent)
-    table = parse_table(task.path.read_text(), where=str(task.path))
+    table = made() if task.path.name == MADE else parse_table(task.path.read_text(), where=str(task.path))
     return [one(task, table, seed) for seed in range(task.seeds)]
 
 
@@ -177,6 +179,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=40)
     parser.add_argument("--grids", default="", help="only files whose name holds one of these")
     parser.add_argument("--exact-bound", action="store_true", help="the bound is ratio x the row, not x its window")
+    parser.add_argument("--large", action="store_true", help="also a made-up grid of 1,000 candidates, for the times")
     parser.add_argument("--each", action="store_true", help="also each grid and bound")
     parser.add_argument("--json", type=Path, help="write every run there")
     parser.add_argument("--figures", type=Path, help="draw the gap over windows of each grid there (needs matplotlib)")
@@ -193,6 +196,8 @@ def main(arguments: Sequence[str]) -> int:
         for path in sorted(options.folder.glob("*.csv"))
         if "latency-only" not in path.name and any(name in path.name for name in wanted)
     ]
+    if options.large:
+        paths.append(Path(MADE))
     if not paths:
         print(f"{options.folder}: no grid with energies", file=sys.stderr)
         return 1
