@@ -18,19 +18,24 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
+
+# Before numpy is loaded: on matrices this small, threads of its BLAS wait for each other, ten times as long on a busy
+# machine.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from bench.search_made import NAME as MADE
 from bench.search_made import made
 from bench.search_plain import NAME as PLAIN
 from bench.search_plain import PlainDescent
-from bench.search_tally import Run, calibration, failures, print_tally
+from bench.search_tally import HEADER, Run, calibration, failures, print_tally
 
 from jouletune.replay import Board, Disturbance, drive, score
 from jouletune.sampler import Belief
@@ -188,6 +193,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def tallied(tasks: Sequence[Task], options: argparse.Namespace) -> list[Run]:
+    """All runs; each group is printed as soon as it is whole, for it may take long."""
+    print(HEADER)
+    runs: list[Run] = []
+    done = zip(tasks, all_runs(tasks, options.jobs), strict=True)
+    for _, group in groupby(done, lambda pair: (pair[0].sampler, pair[0].condition, pair[0].budget)):
+        whole = [one for _, part in group for one in part]
+        print_tally(whole, each=options.each)
+        runs += whole
+    return runs
+
+
 def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     wanted = [name for name in options.grids.split(",") if name] or [""]
@@ -202,10 +219,9 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{options.folder}: no grid with energies", file=sys.stderr)
         return 1
     began_s = time.monotonic()
-    runs = [one for part in all_runs(make_tasks(options, paths), options.jobs) for one in part]
+    runs = tallied(make_tasks(options, paths), options)
     if options.json:
         options.json.write_text(json.dumps([asdict(one) for one in runs]) + "\n")
-    print_tally(runs, each=options.each)
     for line in calibration(runs):
         print(line)
     print(f"{len(runs)} searches in {time.monotonic() - began_s:.0f} s on this machine")

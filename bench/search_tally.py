@@ -95,18 +95,16 @@ def line(name: str, runs: Sequence[Run]) -> str:
 
 
 def print_tally(runs: Sequence[Run], *, each: bool) -> None:
-    """Real and semi-real grids apart, then together; `each`: also every grid and bound."""
-    print(HEADER)
-    for part in groups(runs, lambda one: (one.sampler, one.condition, str(one.budget))).values():
-        kinds = groups(part, lambda one: (one.kind,))
-        for kind, mine in kinds.items():
-            print(line(kind[0], mine))
-        recorded = [one for one in part if one.kind != "made"]
-        if len(kinds) > 1 and recorded:
-            print(line("all", recorded))
-        if each:
-            for (grid, ratio), mine in groups(part, lambda one: (one.grid, f"{one.ratio:g}")).items():
-                print(line(f"{grid.replace('-semireal', '')[:25]} {ratio}", mine))
+    """One sampler, condition and budget: real and semi-real grids apart, then together; `each`: every grid and bound."""
+    kinds = groups(runs, lambda one: (one.kind,))
+    for kind, mine in kinds.items():
+        print(line(kind[0], mine), flush=True)
+    recorded = [one for one in runs if one.kind != "made"]
+    if len(kinds) > 1 and recorded:
+        print(line("all", recorded), flush=True)
+    if each:
+        for (grid, ratio), mine in groups(runs, lambda one: (one.grid, f"{one.ratio:g}")).items():
+            print(line(f"{grid.replace('-semireal', '')[:25]} {ratio}", mine), flush=True)
 
 
 def calibration(runs: Sequence[Run]) -> Iterator[str]:

@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+# Before numpy is loaded: on matrices this small, threads of its BLAS wait for each other, ten times as long on a busy
+# machine.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from jouletune.errors import JouletuneError, ProtocolError, SearchError, SpaceError
 from jouletune.replay import Board, Disturbance, Score, drive, score, with_reference
 from jouletune.search import DEFAULT_SAMPLER, SAMPLERS
