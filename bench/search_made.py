@@ -16,7 +16,7 @@ _BATCH = (1, 2, 4, 8, 16)
 
 def made() -> Table:
     """4 EMC x 10 GPU x 5 CPU x 5 batch sizes; time is the sum of three parts, power rises faster than the clock."""
-    rows = []
+    rows: list[Row] = []
     for emc, gpu, cpu, batch in product(_EMC_GHZ, _GPU_GHZ, _CPU_GHZ, _BATCH):
         latency_s = 0.004 / cpu + batch * (0.006 / gpu + 0.005 / emc)
         power_w = 8.0 + 1.5 * cpu**2 + 12.0 * gpu**2.5 + 2.0 * emc

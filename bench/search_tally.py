@@ -95,7 +95,7 @@ def line(name: str, runs: Sequence[Run]) -> str:
 
 
 def print_tally(runs: Sequence[Run], *, each: bool) -> None:
-    """One sampler, condition and budget: real and semi-real grids apart, then together; `each`: every grid and bound."""
+    """One sampler, condition and budget: real and semi-real grids apart, then all; `each`: every grid and bound."""
     kinds = groups(runs, lambda one: (one.kind,))
     for kind, mine in kinds.items():
         print(line(kind[0], mine), flush=True)
