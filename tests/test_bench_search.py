@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from bench.search import CONDITIONS, Task, held, run
 from bench.search_figures import gaps_after
+from bench.search_left_out import Setting, changed, left_out
+from bench.search_left_out import settings as settings_of_joule
 from bench.search_made import made
 from bench.search_tally import Run, calibration, coverage, failures, shares
 
@@ -90,3 +93,25 @@ def test_a_task_runs_one_search_a_seed_against_the_truth(tmp_path: Path, conditi
     if condition == "plain":
         assert [(one.row, one.gap) for one in found] == [(5, 0.0)] * 3
         assert found == [replace(one, asked_s=found[at].asked_s) for at, one in enumerate(run(task))]
+
+
+def test_constants_are_chosen_without_the_source_that_they_are_scored_on() -> None:
+    def with_gaps(first: float, second: float) -> list[Run]:
+        return runs(first, grid="tx2-vgg19-gpu-emc") + runs(second, grid="tx2-xception-200-96mode-semireal")
+
+    found = left_out({"own": with_gaps(0.0, 0.5), "smooth x 2": with_gaps(0.5, 0.0)})
+    assert {name: (best, [one.gap for one in its]) for name, (best, its) in found.items()} == {
+        "tx2-vgg19-gpu": ("smooth x 2", [0.5]),
+        "tx2-xception": ("own", [0.5]),
+    }
+
+
+@pytest.mark.parametrize(("name", "setting"), settings_of_joule().items())
+def test_a_setting_changes_one_constant_and_puts_it_back(name: str, setting: Setting | None) -> None:
+    if setting is None:
+        return
+    module = importlib.import_module(setting[0])
+    before = getattr(module, setting[1])
+    with changed(setting):
+        assert getattr(module, setting[1]) != before, name
+    assert getattr(module, setting[1]) == before
