@@ -10,7 +10,8 @@ than 1.005 x bound, "far" counts those over 1.02. Files whose name holds "semire
 
 Conditions: outliers (5 % of energies x or / 2.5), drift (energies walk by 0.3 % a window), invalid (10 % of windows),
 cut (rows over 1.05 x bound are told as infeasible, without numbers). Intervals: how many of the true values of rows
-with latency at most 1.2 x bound a sampler with a model has in its 90 % intervals.
+with latency at most 1.2 x bound a sampler with a model has in its 90 % intervals. Times are the processor's, so that
+another process beside this one costs nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ NEAR = 1.2
 
 
 class Watched(Suggester):
-    """A suggester that notes how long each answer took, and what was believed and would be chosen on the way."""
+    """Notes how long each answer took (of the processor), and what was believed and would be chosen on the way."""
 
     def __init__(self, problem: Problem, table: Table, bound_s: float, *, track: bool, believe: bool) -> None:
         super().__init__(problem)
@@ -69,9 +70,9 @@ class Watched(Suggester):
         self._believe = believe
 
     def ask(self) -> int | Choice:
-        began_s = time.perf_counter()
+        began_s = time.process_time()
         answer = super().ask()
-        self.asked_s.append(time.perf_counter() - began_s)
+        self.asked_s.append(time.process_time() - began_s)
         return answer
 
     def tell(self, index: int, told: Told) -> None:

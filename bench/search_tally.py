@@ -76,7 +76,7 @@ def shares(runs: Sequence[Run]) -> list[float]:
 
 
 def p95_s(runs: Sequence[Run]) -> float:
-    """Of one proposal."""
+    """Of one proposal, the processor's time."""
     asked_s = sorted(value for one in runs for value in one.asked_s)
     return asked_s[min(len(asked_s) - 1, int(0.95 * len(asked_s)))]
 
