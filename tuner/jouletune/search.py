@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from jouletune.descent import descend
 from jouletune.errors import SearchError
+from jouletune.joule import JouleSampler
 from jouletune.sampler import Belief, CandidateSampler, Outlook, Question, distributions, parameters
 from jouletune.space import Space
 from jouletune.standing import (
@@ -103,6 +104,7 @@ class TpeSampler(CandidateSampler):
 
 
 SAMPLERS: dict[str, Callable[[Space, Question], CandidateSampler]] = {
+    "joule": JouleSampler,
     "descent": DescentSampler,
     "tpe": TpeSampler,
     "random": RandomSampler,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -118,8 +118,13 @@ def told(study: Study) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def standings(study: Study) -> dict[int, Standing]:
     """What the study says, by candidate."""
+    return standings_of(told(study))
+
+
+def standings_of(windows: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[int, Standing]:
+    """What windows as `told` gives them say, by candidate."""
     found: dict[int, Standing] = {}
-    for index, what in told(study):
+    for index, what in windows:
         _note(found.setdefault(index, Standing()), what)
     return found
 

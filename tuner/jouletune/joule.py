@@ -1,0 +1,326 @@
+"""The sampler that this project is for: what to measure next, what to choose, when to stop, and how sure that is.
+
+One more window is worth what it would change. For each candidate, in each part of the belief: how far would its
+energy's mean move (a candidate that is known well moves little, so a replicate is weighed by the same rule as a new
+one), how likely would it then pass the latency bound with the margin that a choice needs, and how much would then be
+saved against the present choice. The present choice itself is worth measuring again where another could take its
+place. The sum over the parts is the expected gain; the largest is proposed.
+
+The choice is the measured candidate of least mean energy whose latency passes the bound with a margin that follows
+its standard error. The search stops when the expected gain of one more window was twice running under a tenth of the
+least gain that would be applied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+from scipy.special import ndtr
+
+from jouletune.mixture import Mixture
+from jouletune.sampler import Belief, CandidateSampler, Outlook, Question
+from jouletune.space import Space
+from jouletune.standing import Standing, Standings, standings_of, told
+from jouletune.surrogate import ENERGY, LATENCY, Reading, Surrogate
+
+Array = NDArray[np.float64]
+
+MIN_GAIN = 0.02
+_STOP_SHARE = 0.1
+_HOPELESS = 0.005  # the search for anything feasible ends below this probability
+_MARGIN = 1.7  # standard errors of a candidate's own latency
+_MARGIN_WITH_BOUND = 1.5  # of its latency and the bound's together
+_MOST_WINDOWS = 6  # of one candidate in a search
+_LEAST_SD = 1e-6
+_NOTHING = 1e-6
+_ERRORS = (0.005, 0.01)  # latency and energy of a window, until one was seen
+
+
+@dataclass(frozen=True)
+class View:
+    """All that follows from the windows told so far."""
+
+    mixture: Mixture
+    bound: float | None
+    ranked: tuple[int, ...]  # the measured candidates that pass, best first
+    gain: Array  # of one more window, by candidate; where nothing passes yet, the probability that it would
+    doubtful: tuple[int, ...]  # measured once, not believed, and the best of all if it were true
+    feasible: Array  # probability, by candidate
+    better: float
+
+    @property
+    def choice(self) -> int | None:
+        return self.ranked[0] if self.ranked else None
+
+
+class JouleSampler(CandidateSampler):
+    """See the module. `min_gain`: the least saving that would be applied. `risk`: never start a candidate whose
+    probability of violating the bound is over it; None: any may be tried."""
+
+    def __init__(
+        self, space: Space, question: Question, *, min_gain: float = MIN_GAIN, risk: float | None = None
+    ) -> None:
+        super().__init__(space, question)
+        self._min_gain = min_gain
+        self._risk = risk
+        self._surrogate = Surrogate(space, seed=self.seed)
+        self._views: dict[int, View] = {}  # by number of windows told: what is in the study decides, this saves time
+        self._seen: list[tuple[int, dict[str, Any]]] = []
+
+    def choose(self, study: Study, trial: FrozenTrial | None, seen: Standings) -> int | None:
+        """As the base says, and measured ones again."""
+        view = self._view(study)
+        allowed = self._allowed(seen, view)
+        if not allowed.any():
+            return None
+        if self._has_ended(view, allowed):
+            return next((index for index in view.doubtful if allowed[index]), None)
+        return int(np.argmax(np.where(allowed, view.gain, -1.0)))
+
+    def _has_ended(self, view: View, allowed: NDArray[np.bool_]) -> bool:
+        most = float(view.gain[allowed].max())
+        if view.choice is None:
+            return most < _HOPELESS
+        if most < _NOTHING:
+            return True
+        before = self._views.get(len(self._seen) - 1) or self._judge(self._seen[:-1])
+        self._views[len(self._seen) - 1] = before
+        least = _STOP_SHARE * self._min_gain
+        return most < least and before.choice is not None and float(before.gain[allowed].max()) < least
+
+    def _allowed(self, seen: Standings, view: View) -> NDArray[np.bool_]:
+        """What may be started: nothing that failed or was cut; measured ones only where something passes."""
+        allowed = np.ones(len(self.space), dtype=bool)
+        for index, standing in seen.items():
+            is_known = bool(standing.measured) and not standing.cut and not standing.failed
+            allowed[index] = is_known and view.choice is not None and len(standing.measured) < _MOST_WINDOWS
+        if self._risk is not None:
+            allowed &= view.feasible >= 1.0 - self._risk
+        return allowed
+
+    def best(self, study: Study, n: int) -> list[int]:
+        """Those that pass by mean energy, then the others that were measured as feasible."""
+        seen = standings_of(self._told(study))
+        if not any(standing.measured for standing in seen.values()):
+            return []
+        ranked = list(self._view(study).ranked)
+        rest = [index for index, standing in seen.items() if standing.feasible and index not in ranked]
+        return (ranked + sorted(rest, key=lambda index: seen[index].energy_j))[:n]
+
+    def outlook(self, study: Study) -> Outlook | None:
+        view = self._view(study)
+        allowed = self._allowed(standings_of(self._seen), view)
+        gain = float(view.gain[allowed].max()) if allowed.any() and view.choice is not None else 0.0
+        return Outlook(gain, view.better, dict(enumerate(map(float, view.feasible))))
+
+    def beliefs(self, study: Study) -> Mapping[int, Belief] | None:
+        mixture = self._view(study).mixture
+        energy = np.exp(mixture.quantiles(ENERGY, (0.05, 0.5, 0.95)))
+        latency = np.exp(mixture.quantiles(LATENCY, (0.05, 0.5, 0.95)))
+        return {
+            index: Belief(
+                float(energy[1, index]),
+                (float(energy[0, index]), float(energy[2, index])),
+                float(latency[1, index]),
+                (float(latency[0, index]), float(latency[2, index])),
+            )
+            for index in range(len(self.space))
+        }
+
+    def _told(self, study: Study) -> list[tuple[int, dict[str, Any]]]:
+        now = list(told(study))
+        if now[: len(self._seen)] != self._seen:
+            self._views.clear()  # another study
+        self._seen = now
+        return now
+
+    def _view(self, study: Study) -> View:
+        windows = self._told(study)
+        if len(windows) not in self._views:
+            self._views[len(windows)] = self._judge(windows)
+        return self._views[len(windows)]
+
+    def _judge(self, windows: Sequence[tuple[int, dict[str, Any]]]) -> View:
+        bound = None if self.bound_s is None else math.log(self.bound_s)
+        readings = [reading for at, (index, what) in enumerate(windows) for reading in _readings(at, index, what)]
+        mixture = Mixture(self._surrogate.fit(readings, bound=bound))
+        return judge(mixture, standings_of(windows), self.question, _errors(readings))
+
+
+def _readings(at: int, index: int, what: Mapping[str, Any]) -> list[Reading]:
+    if what["kind"] == "infeasible":
+        return [Reading(index, None, 0.0, None, 0.0)]
+    if what["kind"] != "measured":
+        return []
+    energy_j, latency_s = what["energy_j"], what["latency_s"]
+    return [
+        Reading(
+            index,
+            math.log(latency_s),
+            what["latency_se_s"] / latency_s,
+            math.log(energy_j),
+            what["energy_se_j"] / energy_j,
+            window=float(at),
+        )
+    ]
+
+
+def _errors(readings: Sequence[Reading]) -> tuple[float, float]:
+    """What the next window's relative errors will be, of latency and energy."""
+    whole = [reading for reading in readings if reading.latency is not None]
+    if not whole:
+        return _ERRORS
+    return median(r.latency_se for r in whole), median(r.energy_se for r in whole)
+
+
+def judge(mixture: Mixture, seen: Standings, question: Question, errors: tuple[float, float]) -> View:
+    """The view from a belief: what passes, and what one more window of each candidate is worth."""
+    mean, sd = mixture.latencies()
+    energy, _ = mixture.energies()
+    bound, bound_se = _bound(mixture, seen, question)
+    passing = [
+        index
+        for index, standing in seen.items()
+        if standing.measured
+        and not _is_barred(standing, question.bound_s)
+        and index in mixture.trusted
+        and (bound is None or mean[index] + margin(sd[index], bound_se) <= bound)
+    ]
+    ranked = tuple(sorted(passing, key=lambda index: energy[index]))
+    passes = _would_pass(mixture, bound, bound_se, errors[LATENCY])
+    feasible = _chance(mixture, bound, bound_se)
+    for index, standing in seen.items():
+        if standing.cut or _is_barred(standing, question.bound_s):
+            passes[:, index] = feasible[:, index] = 0.0
+    if not ranked:
+        gain = passes.mean(axis=0)
+        better = float(feasible.mean(axis=0).max())
+        return View(mixture, bound, ranked, gain, (), feasible.mean(axis=0), better)
+    gain = _gain(mixture, ranked, passes, errors[ENERGY])
+    if bound is not None and bound_se > 0.0:
+        home = mixture.reference
+        gain[home] = max(gain[home], _gain_of_bound(mixture, seen, ranked, (bound, bound_se), errors[LATENCY]))
+    return View(
+        mixture,
+        bound,
+        ranked,
+        gain,
+        _doubtful(mixture, seen, ranked[0]),
+        feasible.mean(axis=0),
+        _better(mixture, ranked[0], feasible, MIN_GAIN / 2.0),
+    )
+
+
+def _doubtful(mixture: Mixture, seen: Standings, choice: int) -> tuple[int, ...]:
+    """Feasible candidates measured once whose reading is not believed and would beat the choice."""
+    energy, _ = mixture.energies()
+    return tuple(
+        index
+        for index, standing in seen.items()
+        if index not in mixture.trusted
+        and len(standing.measured) == 1
+        and standing.feasible
+        and math.log(standing.energy_j) < energy[choice]
+    )
+
+
+def _bound(mixture: Mixture, seen: Standings, question: Question) -> tuple[float | None, float]:
+    """Log of the bound and its standard error; a ratio's bound moves with what is believed of the reference."""
+    if question.bound_s is None:
+        return None, 0.0
+    bound = math.log(question.bound_s)
+    home = seen.get(mixture.reference)
+    if question.bound_se_s == 0.0 or home is None or not home.measured:
+        return bound, question.bound_se_s / question.bound_s
+    mean, sd = mixture.latencies()
+    moved = float(mean[mixture.reference]) - math.log(home.measured[0].latency_s)
+    return bound + moved, float(sd[mixture.reference])
+
+
+def _gain_of_bound(
+    mixture: Mixture, seen: Standings, ranked: Sequence[int], bound: tuple[float, float], error: float
+) -> float:
+    """Expected saving by measuring the reference, and so the bound, again: who would pass then?"""
+    choice, (bound_log, bound_se) = ranked[0], bound
+    mean, sd = mixture.latencies()
+    energy, _ = mixture.energies()
+    whole = math.hypot(bound_se, error)
+    left, moved = bound_se * error / whole, bound_se**2 / whole
+    known = [index for index, standing in seen.items() if standing.measured and energy[index] < energy[choice]]
+    gains = [
+        float((energy[choice] - energy[index]) * ndtr((bound_log - margin(sd[index], left) - mean[index]) / moved))
+        for index in known
+    ]
+    return max(gains, default=0.0)
+
+
+def margin(sd: float, bound_se: float) -> float:
+    """How far below the log of the bound a mean has to be."""
+    return max(_MARGIN * sd, _MARGIN_WITH_BOUND * math.hypot(sd, bound_se))
+
+
+def _is_barred(standing: Standing, bound_s: float | None) -> bool:
+    """Was it mostly infeasible for another reason than its latency (power, throughput)?"""
+    other = [w for w in standing.measured if not w.feasible and (bound_s is None or w.latency_upper_s <= bound_s)]
+    return 2 * len(other) >= len(standing.measured) > 0
+
+
+def _chance(mixture: Mixture, bound: float | None, bound_se: float) -> Array:
+    """Probability that each latency is within the bound, by part."""
+    if bound is None:
+        return np.ones_like(mixture.latency)
+    return np.asarray(ndtr((bound - mixture.latency) / np.hypot(mixture.latency_sd, bound_se)))
+
+
+def _would_pass(mixture: Mixture, bound: float | None, bound_se: float, error: float) -> Array:
+    """Probability that each candidate passes once it was measured (again), by part."""
+    if bound is None:
+        return np.ones_like(mixture.latency)
+    sd = mixture.latency_sd
+    whole = np.hypot(sd, error)
+    left = sd * error / whole
+    needed = np.maximum(_MARGIN * left, _MARGIN_WITH_BOUND * np.hypot(left, bound_se))
+    return np.asarray(ndtr((bound - needed - mixture.latency) / np.maximum(sd**2 / whole, _LEAST_SD)))
+
+
+def _gain(mixture: Mixture, ranked: Sequence[int], passes: Array, error: float) -> Array:
+    """Expected saving by one more window of each candidate."""
+    choice = ranked[0]
+    shared = mixture.shared_energy(choice)
+    variance = mixture.energy_sd**2
+    whole = np.sqrt(variance + error**2)
+    moved = np.maximum((variance - shared) / whole, _LEAST_SD)
+    mean, _ = mixture.energies()
+    # The choice's own uncertainty is not resolved by measuring another: its mean is what counts.
+    less = mean[choice] - mixture.energy
+    gain = (_expected_excess(less, moved) * passes).mean(axis=0)
+    gain[choice] = 0.0
+    if len(ranked) > 1:
+        second = ranked[1]
+        own = np.maximum((variance - shared[:, [second]]) / whole, _LEAST_SD)[:, choice]
+        # With the choice's mean moved up, the second takes its place.
+        gain[choice] = float(_expected_excess(mixture.energy[:, choice] - mean[second], own).mean())
+    return np.asarray(gain)
+
+
+def _expected_excess(mean: Array, sd: Array) -> Array:
+    """E[max(0, x)] of a Gaussian."""
+    z = mean / sd
+    return np.asarray(sd * (z * ndtr(z) + np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)))
+
+
+def _better(mixture: Mixture, choice: int, feasible: Array, by: float) -> float:
+    """Probability that some feasible candidate takes less by more than `by`; rows taken as independent in a part."""
+    spread = mixture.energy_sd**2 + mixture.energy_sd[:, [choice]] ** 2 - 2.0 * mixture.shared_energy(choice)
+    less = mixture.energy[:, [choice]] - by - mixture.energy
+    each = feasible * ndtr(less / np.sqrt(np.maximum(spread, _LEAST_SD**2)))
+    each[:, choice] = 0.0
+    return float(1.0 - np.prod(1.0 - each, axis=1).mean())
