@@ -33,8 +33,9 @@ from jouletune.surrogate import ENERGY, LATENCY, Reading, Surrogate
 
 Array = NDArray[np.float64]
 
-MIN_GAIN = 0.02
+_CLEARLY = 0.01  # less energy by so much is clearly better
 _STOP_SHARE = 0.1
+_LEAST_GAIN = 1e-4
 _HOPELESS = 0.005  # the search for anything feasible ends below this probability
 _MARGIN = 1.7  # standard errors of a candidate's own latency
 _MARGIN_WITH_BOUND = 1.5  # of its latency and the bound's together
@@ -62,14 +63,10 @@ class View:
 
 
 class JouleSampler(CandidateSampler):
-    """See the module. `min_gain`: the least saving that would be applied. `risk`: never start a candidate whose
-    probability of violating the bound is over it; None: any may be tried."""
+    """See the module. `risk`: never start a candidate that violates the bound with more probability; None: any."""
 
-    def __init__(
-        self, space: Space, question: Question, *, min_gain: float = MIN_GAIN, risk: float | None = None
-    ) -> None:
+    def __init__(self, space: Space, question: Question, *, risk: float | None = None) -> None:
         super().__init__(space, question)
-        self._min_gain = min_gain
         self._risk = risk
         self._surrogate = Surrogate(space, seed=self.seed)
         self._views: dict[int, View] = {}  # by number of windows told: what is in the study decides, this saves time
@@ -93,7 +90,7 @@ class JouleSampler(CandidateSampler):
             return True
         before = self._views.get(len(self._seen) - 1) or self._judge(self._seen[:-1])
         self._views[len(self._seen) - 1] = before
-        least = _STOP_SHARE * self._min_gain
+        least = max(_STOP_SHARE * self.question.min_gain, _LEAST_GAIN)
         return most < least and before.choice is not None and float(before.gain[allowed].max()) < least
 
     def _allowed(self, seen: Standings, view: View) -> NDArray[np.bool_]:
@@ -215,7 +212,7 @@ def judge(mixture: Mixture, seen: Standings, question: Question, errors: tuple[f
         gain,
         _doubtful(mixture, seen, ranked[0]),
         feasible.mean(axis=0),
-        _better(mixture, ranked[0], feasible, MIN_GAIN / 2.0),
+        _better(mixture, ranked[0], feasible, _CLEARLY),
     )
 
 

@@ -22,7 +22,8 @@ class Question:
     """What is looked for: the least energy at a latency of at most `bound_s` (None: no bound).
 
     `bound_se_s`: the bound's own standard error where it was derived from a measurement. `budget`: how many windows
-    there will be in all; None: not known.
+    there will be in all; None: not known. `min_gain`: the least saving that would be applied, which says when
+    looking on is not worth a window; 0: whatever can be had.
     """
 
     bound_s: float | None
@@ -30,6 +31,7 @@ class Question:
     budget: int | None = None
     incumbent: int | None = None
     seed: int = 0
+    min_gain: float = 0.02
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,7 @@ class Search:
         seed: int = 0,
         incumbent: int | None = None,
         budget: int | None = None,
+        min_gain: float = 0.02,
         bound_se_s: float = 0.0,
         storage: str | BaseStorage | None = None,
         study_name: str | None = None,
@@ -142,7 +143,7 @@ class Search:
             raise SearchError(f"bound_s: wanted a latency above 0 s or None, got {bound_s}")
         self.space = space
         self.bound_s = bound_s
-        self._sampler = SAMPLERS[sampler](space, Question(bound_s, bound_se_s, budget, incumbent, seed))
+        self._sampler = SAMPLERS[sampler](space, Question(bound_s, bound_se_s, budget, incumbent, seed, min_gain))
         self._asked: tuple[int, Trial] | None = None
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it tells the terminal of each new study
         self.study = optuna.create_study(

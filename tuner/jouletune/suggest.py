@@ -122,6 +122,7 @@ class Suggester:
             bound_s=bound_s,
             bound_se_s=bound_se_s,
             budget=problem.budget,
+            min_gain=0.0,  # the protocol names none: the budget is there to be spent where it may help
             seed=problem.seed,
         )
         for index, told in self._early:

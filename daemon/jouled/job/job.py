@@ -250,6 +250,7 @@ class Job:
                     seed=self._request.seed,
                     incumbent=self._request.searched_incumbent(ground.incumbent),
                     budget=self._config.job.budget,
+                    min_gain=self._config.target.min_gain,
                     storage=storage,
                     study_name=study_name(self._id),
                 )
