@@ -60,11 +60,16 @@ def _without_reader() -> int:
     return 1
 
 
+def _calm_blas() -> None:
+    """Before numpy is loaded: on the search's small matrices threads of its BLAS wait for each other, where cores are
+    busy ten times as long. A workload inherits nothing of this: children have an environment of their own.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 def _run(arguments: argparse.Namespace) -> int:
     """Import what the verb needs, and nothing else."""
-    # Before numpy is loaded: on the search's small matrices, threads of its BLAS wait for each other, ten times as long
-    # where cores are busy. A workload inherits nothing of this: children have an environment of their own.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _calm_blas()
     verb: str = arguments.verb
     if verb == "tune":
         from jouled.cli.tune import tune

@@ -146,11 +146,8 @@ def _tune(verbs: Any) -> None:
     )
     job.add_argument("--rate-hz", metavar="HZ", type=float, help="requests a second, e.g. a camera's 30")
     job.add_argument("--budget", metavar="N", type=int, help="windows before the finals (default 15)")
-    job.add_argument(
-        "--sampler",
-        choices=("joule", "descent", "tpe", "random", "grid"),
-        help="how the next one is chosen (default descent)",
-    )
+    samplers = ("joule", "descent", "tpe", "random", "grid")
+    job.add_argument("--sampler", choices=samplers, help="how the next one is chosen (default descent)")
     job.add_argument("--grid", metavar="ExGxC", help="points of EMC x GPU x CPU, e.g. 3x8x4; or full")
     job.add_argument(
         "--clocks", choices=("capped", "locked", "both"), help="caps alone (default), or pinned by jetson_clocks"
