@@ -4,7 +4,8 @@
 
 Each constant that physics does not give is halved and doubled. For each source of grids (files that share a board and
 a workload family) the setting is taken that does best on all others (share within 2 %, then within 1 %), and scored on
-the one left out. Where these shares are what the product's own constants reach, those owe nothing to these grids.
+the one left out. Shares near those of the product's own constants say that no factor of two matters much; they do not
+clear the constants themselves, around which the settings lie.
 """
 
 from __future__ import annotations
