@@ -114,9 +114,14 @@ class Task:
 
 def run(task: Task) -> list[Run]:
     """One search for each seed."""
-    SAMPLERS.setdefault(PLAIN, PlainDescent)
     table = made() if task.path.name == MADE else parse_table(task.path.read_text(), where=str(task.path))
-    return [one(task, table, seed) for seed in range(task.seeds)]
+    if task.sampler != PLAIN:
+        return [one(task, table, seed) for seed in range(task.seeds)]
+    SAMPLERS[PLAIN] = PlainDescent  # known only while it runs: it is no sampler of the product
+    try:
+        return [one(task, table, seed) for seed in range(task.seeds)]
+    finally:
+        del SAMPLERS[PLAIN]
 
 
 def one(task: Task, table: Table, seed: int) -> Run:

@@ -13,6 +13,7 @@ from bench.search_made import made
 from bench.search_tally import Run, calibration, coverage, failures, shares
 
 from jouletune.sampler import Belief
+from jouletune.search import SAMPLERS
 
 HEADER = "cores,cpu_hz,gpu_hz,emc_hz,batch,latency_s,energy_j\n"
 RUN = Run("a", "joule", "plain", 1.25, 12, 0, 3, 0.0, 0.9, 10, [0.01], [], {})
@@ -115,3 +116,11 @@ def test_a_setting_changes_one_constant_and_puts_it_back(name: str, setting: Set
     with changed(setting):
         assert getattr(module, setting[1]) != before, name
     assert getattr(module, setting[1]) == before
+
+
+def test_the_control_is_no_sampler_of_the_product(tmp_path: Path) -> None:
+    path = tmp_path / "small.csv"
+    path.write_text(HEADER + "".join(f",,{gpu},,1,{1 / gpu},{abs(gpu - 6) + 5}\n" for gpu in range(1, 9)))
+    found = run(Task(path, "plain", "plain", ratio=1.5, budget=8, seeds=1, track=False))
+    assert (found[0].row, found[0].gap) == (5, 0.0)
+    assert "plain" not in SAMPLERS
