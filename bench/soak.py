@@ -165,7 +165,7 @@ def _child(arguments: Sequence[str], writer: int, err: Path, *, children: bool) 
         os.closerange(3, 256)
         sys.stdout, sys.stderr = io.TextIOWrapper(io.FileIO(1, "w")), io.TextIOWrapper(io.FileIO(2, "w"))
         if not children:
-            VirtualMachine.__init__.__kwdefaults__["programs"] = "in_process"  # type: ignore[index]
+            VirtualMachine.__init__.__kwdefaults__["programs"] = "in_process"  # type: ignore[index]  # it has some
         code = jouled(list(arguments))
         sys.stdout.flush()
     except SystemExit as end:

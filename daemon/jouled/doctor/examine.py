@@ -80,7 +80,7 @@ def _checks(patient: Patient) -> Iterator[Check]:
     yield guarded("board", lambda: boards.facts(patient))
     if patient.board is not None:
         for name, look in _BOARD:
-            yield guarded(name, lambda look=look: look(patient))  # type: ignore[misc]
+            yield guarded(name, lambda look=look: look(patient))  # type: ignore[misc]  # mypy: default argument
     yield from _sensors(patient)
     for name, look in _MACHINE:
         yield guarded(name, lambda look=look: look(patient))  # type: ignore[misc]
