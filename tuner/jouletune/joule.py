@@ -25,6 +25,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 from scipy.special import ndtr
 
+from jouletune.earlier import Earlier
 from jouletune.mixture import Mixture
 from jouletune.sampler import Belief, CandidateSampler, Outlook, Question
 from jouletune.space import Space
@@ -69,6 +70,7 @@ class JouleSampler(CandidateSampler):
         super().__init__(space, question)
         self._risk = risk
         self._surrogate = Surrogate(space, seed=self.seed)
+        self._earlier = [_earlier(window) for window in question.earlier]
         self._views: dict[int, View] = {}  # by number of windows told: what is in the study decides, this saves time
         self._seen: list[tuple[int, dict[str, Any]]] = []
 
@@ -148,7 +150,7 @@ class JouleSampler(CandidateSampler):
     def _judge(self, windows: Sequence[tuple[int, dict[str, Any]]]) -> View:
         bound = None if self.bound_s is None else math.log(self.bound_s)
         readings = [reading for at, (index, what) in enumerate(windows) for reading in _readings(at, index, what)]
-        mixture = Mixture(self._surrogate.fit(readings, bound=bound))
+        mixture = Mixture(self._surrogate.fit([*self._earlier, *readings], bound=bound))
         return judge(mixture, standings_of(windows), self.question, _errors(readings))
 
 
@@ -168,6 +170,18 @@ def _readings(at: int, index: int, what: Mapping[str, Any]) -> list[Reading]:
             window=float(at),
         )
     ]
+
+
+def _earlier(window: Earlier) -> Reading:
+    return Reading(
+        window.index,
+        math.log(window.latency_s),
+        window.latency_se_s / window.latency_s,
+        math.log(window.energy_j),
+        window.energy_se_j / window.energy_j,
+        earlier=True,
+        age_s=window.age_s,
+    )
 
 
 def _errors(readings: Sequence[Reading]) -> tuple[float, float]:

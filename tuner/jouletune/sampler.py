@@ -12,6 +12,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
+from jouletune.earlier import Earlier
 from jouletune.errors import SearchError
 from jouletune.space import Space
 from jouletune.standing import Standings, standings, told
@@ -23,7 +24,8 @@ class Question:
 
     `bound_se_s`: the bound's own standard error where it was derived from a measurement. `budget`: how many windows
     there will be in all; None: not known. `min_gain`: the least saving that would be applied, which says when
-    looking on is not worth a window; 0: whatever can be had.
+    looking on is not worth a window; 0: whatever can be had. `earlier`: windows of earlier jobs, a prior for samplers
+    with a model.
     """
 
     bound_s: float | None
@@ -32,6 +34,7 @@ class Question:
     incumbent: int | None = None
     seed: int = 0
     min_gain: float = 0.02
+    earlier: tuple[Earlier, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

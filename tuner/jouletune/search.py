@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import optuna
 from optuna.samplers import TPESampler
@@ -18,6 +18,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from jouletune.descent import descend
+from jouletune.earlier import Earlier, decode_earlier, encode_earlier
 from jouletune.errors import SearchError
 from jouletune.joule import JouleSampler
 from jouletune.sampler import Belief, CandidateSampler, Outlook, Question, distributions, parameters
@@ -51,6 +52,7 @@ __all__ = [
 DEFAULT_SAMPLER = "descent"
 
 _SPACE = "space"
+_EARLIER = "earlier"
 _BREACH = "breach"
 # TPE draws at random until it has seen this many; Optuna's own 10 is most of a job's budget.
 _TPE_STARTUP = 4
@@ -120,7 +122,8 @@ class Search:
     """One search over `space` for the least energy at a latency of at most `bound_s` (None: no bound).
 
     `bound_se_s`: the bound's own error; `budget`: windows in all, where that is known. `storage` and `study_name` as
-    Optuna takes them; a study that exists is gone on with. Raises SearchError.
+    Optuna takes them; a study that exists is gone on with. `earlier`: windows of earlier jobs, a prior for samplers
+    with a model; a study keeps them, and one that exists goes on with its own. Raises SearchError.
     """
 
     def __init__(
@@ -134,6 +137,7 @@ class Search:
         budget: int | None = None,
         min_gain: float = 0.02,
         bound_se_s: float = 0.0,
+        earlier: Sequence[Earlier] = (),
         storage: str | BaseStorage | None = None,
         study_name: str | None = None,
     ) -> None:
@@ -143,21 +147,29 @@ class Search:
             raise SearchError(f"bound_s: wanted a latency above 0 s or None, got {bound_s}")
         self.space = space
         self.bound_s = bound_s
-        self._sampler = SAMPLERS[sampler](space, Question(bound_s, bound_se_s, budget, incumbent, seed, min_gain))
+        for window in earlier:
+            window.check(len(space))
         self._asked: tuple[int, Trial] | None = None
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it tells the terminal of each new study
         self.study = optuna.create_study(
-            storage=storage,
-            study_name=study_name,
-            sampler=self._sampler,
-            direction="minimize",
-            load_if_exists=True,
+            storage=storage, study_name=study_name, direction="minimize", load_if_exists=True
         )
-        made_for = self.study.user_attrs.get(_SPACE)
+        self.earlier = self._open(earlier)
+        question = Question(bound_s, bound_se_s, budget, incumbent, seed, min_gain, self.earlier)
+        self.study.sampler = self._sampler = SAMPLERS[sampler](space, question)
+
+    def _open(self, earlier: Sequence[Earlier]) -> tuple[Earlier, ...]:
+        """Make the study this search's own, or see that it is; the earlier windows that it goes by."""
+        attributes = self.study.user_attrs
+        made_for = attributes.get(_SPACE)
         if made_for is None:
-            self.study.set_user_attr(_SPACE, _digest(space))
-        elif made_for != _digest(space):
+            if earlier:
+                self.study.set_user_attr(_EARLIER, encode_earlier(earlier))
+            self.study.set_user_attr(_SPACE, _digest(self.space))  # last: who was killed before it begins anew
+            return tuple(earlier)
+        if made_for != _digest(self.space):
             raise SearchError(f"study {self.study.study_name}: was made for another grid or reference")
+        return decode_earlier(attributes.get(_EARLIER, ()), len(self.space))
 
     def ask(self) -> int | None:
         """The candidate to measure next; the same until it is told. None: nothing left to gain or to try."""

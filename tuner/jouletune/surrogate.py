@@ -73,6 +73,7 @@ class Reading:
     energy_se: float
     window: float = 0.0
     earlier: bool = False
+    age_s: float = 0.0  # of an earlier one
 
 
 @dataclass(frozen=True, slots=True)
