@@ -32,7 +32,7 @@ from jouled.job.measuring import Measurer, Taken
 from jouled.job.modes import Modes
 from jouled.job.request import BUILD_S, Request
 from jouled.job.result import JobResult
-from jouled.job.samples import Samples
+from jouled.job.samples import Samples, coarse_power
 from jouled.job.studies import rebuild_missing, space_record, study_name
 from jouled.job.summary import (
     announcement,
@@ -42,6 +42,7 @@ from jouled.job.summary import (
     fill_counts,
     fill_reference,
     fill_sides,
+    settings_given,
 )
 from jouled.job.trials import Trials
 from jouled.job.tuning import Stopped, Tuning
@@ -195,7 +196,8 @@ class Job:
             )
         told = announcement(self._request, ground, self.result.arrival, host.clock.wall_s())
         self._marks = dict(self._request.workload_marks())
-        self._events.emit("job_started", space=space_record(ground.space), workload_marks=self._marks, **told)
+        record, given = space_record(ground.space), settings_given(self._config)
+        self._events.emit("job_started", space=record, workload_marks=self._marks, settings=given, **told)
         check_gpu_is_free(host, ground.observer, self._cancellation)
         check_locking(host, self._config.grid.clocks)
         if not ground.observer.thermal().zones_c:
@@ -305,6 +307,8 @@ class Job:
         ratio = None if taken is None else taken.counter_ratio
         if ratio is not None:
             seen["counter_ratio"] = ratio
+        if taken is not None and (power := coarse_power(trial, taken)) is not None:
+            seen["power_trace"] = power
         self._events.emit("trial", trial=trial.to_dict(), **seen)
         if taken is not None:
             self._keep_samples(trial, taken)

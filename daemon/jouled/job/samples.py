@@ -13,13 +13,14 @@ import numpy as np
 
 from jouled.job.events import finite
 from jouled.job.measuring import Taken
-from jouletune.trace import PowerTrace
-from jouletune.trial import Trial
+from jouletune.trace import PowerTrace, total_power_w
+from jouletune.trial import Purpose, Trial
 
 log = logging.getLogger(__name__)
 
 FOLDER = "samples"
 SCHEMA = 1
+_TRACE_POINTS = 120
 
 
 def arrays_of(trial: Trial, taken: Taken) -> dict[str, Any]:
@@ -50,6 +51,24 @@ def _power(trace: PowerTrace) -> dict[str, Any]:
     if trace.counter is not None:
         arrays |= {"counter_t_s": trace.counter.t_s, "counter_j": trace.counter.joules}
     return arrays
+
+
+def coarse_power(trial: Trial, taken: Taken) -> dict[str, Any] | None:
+    """The total over the window and what led to it in at most 120 means, for the ledger: under a kilobyte.
+
+    Of what is compared only, so the reference, the incumbent and the finals; `start_s` counts from the window's begin.
+    """
+    trace = taken.trace
+    if trial.purpose is Purpose.SEARCH or trace is None or trace.t_s.size < 2:
+        return None
+    power_w, t_s = total_power_w(trace), trace.t_s - taken.start_s
+    step_s = max(trace.period_s, float(t_s[-1] - t_s[0]) / _TRACE_POINTS)
+    bins = np.floor((t_s - t_s[0]) / step_s).astype(int)
+    counts = np.bincount(bins)
+    sums = np.bincount(bins, weights=power_w)
+    means = [round(float(total / n), 3) if n else None for total, n in zip(sums, counts, strict=True)]
+    window_s = round(taken.end_s - taken.start_s, 3)
+    return {"start_s": round(float(t_s[0]), 3), "step_s": round(step_s, 4), "window_s": window_s, "power_w": means}
 
 
 class Samples:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from jouled import __version__
 from jouled.board.apply import ClocksPolicy
+from jouled.config import Config
+from jouled.config.kinds import toml
 from jouled.job.blocks import Arm
 from jouled.job.ground import Ground
 from jouled.job.request import Request
@@ -54,7 +56,7 @@ def side_of(
         return None
     windows = counted(measured)
     energy_j = mean_energy_j(windows)
-    se_ratio, interval = _error(windows)
+    se_ratio, interval = energy_error(windows)
     bounds = percentile_bounds(np.concatenate(latencies_s), percentile, design)
     return Side(
         candidate=measured[0].candidate,
@@ -71,12 +73,18 @@ def side_of(
     )
 
 
-def _error(windows: Sequence[Measurement]) -> tuple[float, float]:
-    """Relative standard error of the mean and half width of its 95 % interval; the sensor's part stays whole."""
+def error_parts(windows: Sequence[Measurement]) -> tuple[float, float, float]:
+    """Relative variances of the mean by their source (repeat, between windows, sensor); the sensor's stays whole."""
     count = len(windows)
     repeat = fmean((window.repeat_se_j / window.energy_j) ** 2 for window in windows) / count
     between = fmean((window.between_se_j / window.energy_j) ** 2 for window in windows) / count
     sensor = fmean((window.sensor_se_j / window.energy_j) ** 2 for window in windows)
+    return repeat, between, sensor
+
+
+def energy_error(windows: Sequence[Measurement]) -> tuple[float, float]:
+    """Relative standard error of the mean and half width of its 95 % interval."""
+    repeat, between, sensor = error_parts(windows)
     dof = combined_dof(
         (repeat, sum(window.repeat_dof for window in windows)),
         (between, windows[-1].between_dof),
@@ -106,6 +114,13 @@ def describe_ground(result: JobResult, ground: Ground) -> None:
     result.rail_coverage = ground.meter.coverage
     result.grid_size = len(ground.space)
     result.versions |= ground.versions
+
+
+def settings_given(config: Config) -> list[list[str]]:
+    """Key, value as TOML and origin of all that a job follows and that is no default, for whoever does it again."""
+    tables = ("target.", "workload.", "board.", "grid.", "job.", f"workloads.{config.workload.default}.")
+    given = [(key, value) for key, value in config.values.items() if config.origin(key) != "default"]
+    return [[key, toml(value), config.origin(key)] for key, value in given if key.startswith(tables)]
 
 
 def announcement(request: Request, ground: Ground, arrival: str | None, wall_s: float) -> dict[str, Any]:
