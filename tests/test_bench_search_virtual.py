@@ -46,7 +46,7 @@ def test_file_is_added_to_and_refuses_another_setting(tmp_path: Path) -> None:
 
 
 def test_a_whole_job_is_judged_by_the_plants_long_run() -> None:
-    setting = Setting(modes=40)
+    setting = Setting(modes=40, ratio=1.5)
     plan = truth(setting)
     assert len(plan.modes) == 36
     assert 0.05 < plan.attainable < 0.3
