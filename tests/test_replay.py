@@ -9,8 +9,9 @@ from statistics import fmean, stdev
 import pytest
 
 from jouletune.__main__ import main
+from jouletune.earlier import Earlier
 from jouletune.errors import SpaceError
-from jouletune.replay import Board, Disturbance, drive, score, with_reference
+from jouletune.replay import Board, Disturbance, Noted, drive, score, with_reference
 from jouletune.search import Failed, Infeasible
 from jouletune.suggest import Problem, Suggester, Window
 from jouletune.table import Table, parse_table
@@ -147,6 +148,27 @@ def test_replay_takes_the_bound_from_the_fastest_row_or_from_another_reference(
     assert main([*common, "2.1", "--reference-row", "2"]) == 0
     rows = [json.loads(line)["runs"][0]["row"] for line in capsys.readouterr().out.splitlines()]
     assert rows == [2, 0]
+
+
+def test_valid_windows_are_kept_for_a_later_search(table: Table) -> None:
+    noted = Noted(board(table, QUIET).measure)
+    for index in (1, 0, 1):
+        noted.measure(index)
+    slow = Noted(board(table, Disturbance(cut_ratio=1.0)).measure)
+    slow.measure(1)
+    assert noted.earlier(60.0) == tuple(
+        Earlier(index, table.rows[index].energy_j, 0.0, table.rows[index].latency_s, 0.0, 60.0) for index in (1, 0, 1)
+    )
+    assert slow.earlier(60.0) == ()
+
+
+def test_replay_of_a_retune_knows_what_the_first_search_has_found(
+    grid: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--bound-ratio", "1.2", "--budget", "3", "--seeds", "3", "--sampler", "joule", "--json"]
+    assert main(["replay", grid, *options, "--retune-from", "2.5"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(run["measurements"], run["row"]) for run in runs] == 3 * [(3, 4)]
 
 
 def test_replay_for_people_is_one_line_a_grid(grid: str, capsys: pytest.CaptureFixture[str]) -> None:

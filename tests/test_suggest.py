@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jouletune.earlier import Earlier
 from jouletune.errors import ProtocolError, SearchError, SpaceError
 from jouletune.search import SAMPLERS, Failed, Infeasible
 from jouletune.space import Candidate, PowerMode, Space
@@ -233,7 +234,7 @@ def test_first_line_that_is_wrong_is_refused_with_what_was_wanted(change: dict[s
         ({"index": 1, "infeasible": "yes"}, "infeasible: wanted true or false, got 'yes'"),
         ({"index": 1, "energy_j": 1.0}, "latency_s: wanted a number, got none; or say invalid or infeasible"),
         ({"index": 1, "energy_j": 0, "latency_s": 1}, "energy_j: wanted a number of at least 1e-12, got 0"),
-        ({"index": 1, "energy_j": 1, "latency_s": 1, "energy_se_j": -1}, "energy_se_j: wanted a standard error"),
+        ({"index": 1, "energy_j": 1, "latency_s": 1, "energy_se_j": -1}, "energy_se_j: wanted at least 0"),
         ({"index": 1, "energy_j": 10**400, "latency_s": 1}, "energy_j: wanted a number, at most 1e12"),
         ({"index": 1, "latency": 1}, "tell: wanted only .*, got latency"),
     ],
@@ -297,3 +298,33 @@ def test_program_answers_each_line_before_it_reads_the_next() -> None:
             assert key in json.loads(child.stdout.readline())
         child.stdin.close()
         assert child.wait(timeout=60) == 0
+
+
+EARLIER = {"index": 1, "energy_j": 2.0, "energy_se_j": 0.02, "latency_s": 0.1, "latency_se_s": 0.001, "age_s": 86400.0}
+
+
+def test_earlier_windows_and_the_incumbent_are_part_of_the_problem() -> None:
+    line = {"candidates": [{"gpu_hz": 1}, {"gpu_hz": 2}], "reference": 1, "incumbent": 0}
+    problem = parse_problem({**line, "earlier": [EARLIER, {"index": 0, "energy_j": 1, "latency_s": 0.2}]})
+    assert problem.earlier == (Earlier(1, 2.0, 0.02, 0.1, 0.001, 86400.0), Earlier(0, 1.0, 0.0, 0.2, 0.0, 0.0))
+    suggester = Suggester(problem)
+    assert suggester.ask() == 1
+    suggester.tell(1, Window(2.0, 0.02, 0.1, 0.001))
+    assert suggester.ask() == 0
+
+
+@pytest.mark.parametrize(
+    ("earlier", "message"),
+    [
+        ({}, "earlier: wanted a list of windows"),
+        ([3], r"earlier\[0\]: wanted a JSON object"),
+        ([EARLIER, EARLIER | {"index": 2}], "index: wanted an index below 2, got 2"),
+        ([EARLIER | {"latency_s": None}], "latency_s: wanted a number, got none"),
+        ([EARLIER | {"age_s": -1}], "age_s: wanted at least 0"),
+        ([EARLIER | {"job": 1}], "wanted only index, energy_j"),
+    ],
+)
+def test_earlier_windows_that_are_none_are_refused(earlier: Any, message: str) -> None:
+    line = {"candidates": [{"gpu_hz": 1}, {"gpu_hz": 2}], "reference": 1}
+    with pytest.raises(ProtocolError, match=message):
+        parse_problem({**line, "earlier": earlier})

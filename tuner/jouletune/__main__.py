@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 # Before numpy is loaded: on matrices this small, threads of its BLAS wait for each other, ten times as long on a busy
@@ -15,12 +15,13 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from jouletune.errors import JouletuneError, ProtocolError, SearchError, SpaceError
-from jouletune.replay import Board, Disturbance, Score, drive, score, with_reference
+from jouletune.replay import Board, Disturbance, Noted, Score, drive, score, with_reference
 from jouletune.search import DEFAULT_SAMPLER, SAMPLERS
 from jouletune.suggest import BUDGET, Problem, Suggester, converse
 from jouletune.table import Table, parse_table
 
 _SHARES = (0.01, 0.02, 0.03)
+_WEEK_S = 7 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,13 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
     replay.add_argument(
         "--reference-row", type=int, metavar="ROW", help="0-based; default: highest clocks, least batch"
     )
+    replay.add_argument(
+        "--retune-from",
+        type=_positive,
+        metavar="R",
+        help="a retune: first a search of 15 windows with this bound ratio, told as a week old; its choice is the "
+        "incumbent",
+    )
     replay.add_argument("--json", action="store_true", help="each search, as one object")
 
 
@@ -132,17 +140,6 @@ def _replay(arguments: argparse.Namespace) -> None:
 
 
 def _search(grid: str, table: Table, seed: int, arguments: argparse.Namespace) -> Run:
-    fastest = arguments.bound_ratio_to == "fastest"
-    against_s = min(row.latency_s for row in table.rows) if fastest else table.rows[table.space.reference].latency_s
-    bound_s = arguments.bound_ratio * against_s
-    problem = Problem(
-        table.space,
-        bound_s=bound_s if fastest else None,
-        bound_ratio=None if fastest else arguments.bound_ratio,
-        budget=arguments.budget,
-        seed=seed,
-        sampler=arguments.sampler,
-    )
     disturbance = Disturbance(
         noise_energy=arguments.noise_energy,
         noise_latency=arguments.noise_latency,
@@ -150,11 +147,32 @@ def _search(grid: str, table: Table, seed: int, arguments: argparse.Namespace) -
         drift=arguments.drift,
         invalid_rate=arguments.invalid_rate,
     )
+    problem, bound_s = _problem(table, arguments.bound_ratio, seed, arguments)
+    if arguments.retune_from is not None:
+        first, first_bound_s = _problem(table, arguments.retune_from, seed, arguments)
+        before = Noted(Board(table, disturbance, bound_s=first_bound_s, seed=f"{grid} {seed} before").measure)
+        incumbent = drive(Suggester(replace(first, budget=BUDGET)), before.measure).index
+        problem = replace(problem, earlier=before.earlier(_WEEK_S), incumbent=incumbent)
     suggester = Suggester(problem)
     choice = drive(suggester, Board(table, disturbance, bound_s=bound_s, seed=f"{grid} {seed}").measure)
     found: Score = score(table, choice.index, bound_s)
     number = table.rows[choice.index].number
     return Run(grid, seed, number, suggester.measurements, found.gap, found.within_bound)
+
+
+def _problem(table: Table, ratio: float, seed: int, arguments: argparse.Namespace) -> tuple[Problem, float]:
+    """What is to be found, and the bound by the table's true values."""
+    fastest = arguments.bound_ratio_to == "fastest"
+    against_s = min(row.latency_s for row in table.rows) if fastest else table.rows[table.space.reference].latency_s
+    problem = Problem(
+        table.space,
+        bound_s=ratio * against_s if fastest else None,
+        bound_ratio=None if fastest else ratio,
+        budget=arguments.budget,
+        seed=seed,
+        sampler=arguments.sampler,
+    )
+    return problem, ratio * against_s
 
 
 def _summary(grid: str, runs: Sequence[Run]) -> str:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from jouletune.earlier import Earlier
 from jouletune.errors import SpaceError
 from jouletune.search import Failed, Infeasible
 from jouletune.suggest import Choice, Suggester, Told, Window
@@ -64,6 +65,28 @@ class Board:
             return Infeasible()
         energy_j = row.energy_j * math.exp(energy_off + self._drift)
         return Window(energy_j, energy_j * how.noise_energy, latency_s, latency_s * how.noise_latency)
+
+
+class Noted:
+    """Measures as `measure` does, and keeps each window in its order."""
+
+    def __init__(self, measure: Callable[[int], Told]) -> None:
+        self._measure = measure
+        self.windows: list[tuple[int, Told]] = []
+
+    def measure(self, index: int) -> Told:
+        """One window on candidate `index`."""
+        told = self._measure(index)
+        self.windows.append((index, told))
+        return told
+
+    def earlier(self, age_s: float) -> tuple[Earlier, ...]:
+        """The valid ones, as a search that begins `age_s` later is told of them."""
+        return tuple(
+            Earlier(index, told.energy_j, told.energy_se_j, told.latency_s, told.latency_se_s, age_s)
+            for index, told in self.windows
+            if isinstance(told, Window)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jouletune.earlier import FIELDS as EARLIER_FIELDS
+from jouletune.earlier import Earlier
 from jouletune.errors import ProtocolError
 from jouletune.search import DEFAULT_SAMPLER, SAMPLERS, Failed, Infeasible, Measured, Search
 from jouletune.space import Candidate, PowerMode, Space, Variant
@@ -26,13 +28,17 @@ _LEAST, _MOST = 1e-12, 1e12  # of any number in its SI unit
 _MOST_INTEGER = 2**63 - 1
 _MODE = ("cores", "cpu_hz", "gpu_hz", "emc_hz")
 _VARIANT = ("engine", "batch", "instances")
-_PROBLEM = ("candidates", "reference", "latency_bound_ratio", "latency_bound_s", "budget", "seed", "sampler")
+_BOUNDS = ("latency_bound_ratio", "latency_bound_s")
+_PROBLEM = ("candidates", "reference", *_BOUNDS, "budget", "seed", "sampler", "earlier", "incumbent")
 _NUMBERS = ("energy_j", "energy_se_j", "latency_s", "latency_se_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is to be found. `bound_ratio`: times the reference as it is measured; it and `bound_s` None: no bound."""
+    """What is to be found. `bound_ratio`: times the reference as it is measured; it and `bound_s` None: no bound.
+
+    Of a retune: `earlier` windows on the same board, and the `incumbent`, which is measured after the reference.
+    """
 
     space: Space
     bound_s: float | None = None
@@ -40,6 +46,8 @@ class Problem:
     budget: int = BUDGET
     seed: int = 0
     sampler: str = DEFAULT_SAMPLER
+    earlier: tuple[Earlier, ...] = ()
+    incumbent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,8 @@ class Suggester:
             budget=problem.budget,
             min_gain=0.0,  # the protocol names none: the budget is there to be spent where it may help
             seed=problem.seed,
+            earlier=problem.earlier,
+            incumbent=problem.incumbent,
         )
         for index, told in self._early:
             self._note(index, told)
@@ -213,19 +223,43 @@ def parse_problem(line: Mapping[str, Any]) -> Problem:
     if not isinstance(rows, list) or not rows:
         raise ProtocolError("candidates: wanted a list of at least one candidate")
     candidates = [_candidate(row, f"candidates[{index}]") for index, row in enumerate(rows)]
-    ratio, bound_s = (_positive(line, name) for name in ("latency_bound_ratio", "latency_bound_s"))
+    ratio, bound_s = (_positive(line, name) for name in _BOUNDS)
     if ratio is not None and bound_s is not None:
         raise ProtocolError("latency_bound_ratio, latency_bound_s: wanted one of them, got both")
     sampler = line.get("sampler", DEFAULT_SAMPLER)
     if not isinstance(sampler, str) or sampler not in SAMPLERS:
         raise ProtocolError(f"sampler: wanted one of {', '.join(SAMPLERS)}, got {sampler!r}")
+    space = Space.of(candidates, _integer(line, "reference"))
     return Problem(
-        space=Space.of(candidates, _integer(line, "reference")),
+        space=space,
         bound_s=bound_s,
         bound_ratio=ratio,
         budget=_integer(line, "budget", BUDGET, least=1),
         seed=_integer(line, "seed", 0),
         sampler=sampler,
+        earlier=_earlier(line.get("earlier"), len(space)),
+        incumbent=None if line.get("incumbent") is None else _index(line, "incumbent", len(space)),
+    )
+
+
+def _earlier(rows: Any, size: int) -> tuple[Earlier, ...]:
+    if rows is None:
+        return ()
+    if not isinstance(rows, list):
+        raise ProtocolError(f"earlier: wanted a list of windows, got {str(rows)[:80]!r}")
+    return tuple(_earlier_window(row, f"earlier[{number}]", size) for number, row in enumerate(rows))
+
+
+def _earlier_window(row: Any, where: str, size: int) -> Earlier:
+    fields = _object(row, where)
+    _only(fields, EARLIER_FIELDS, where)
+    return Earlier(
+        index=_index(fields, "index", size),
+        energy_j=_needed(fields, "energy_j"),
+        energy_se_j=_error(fields, "energy_se_j"),
+        latency_s=_needed(fields, "latency_s"),
+        latency_se_s=_error(fields, "latency_se_s"),
+        age_s=_error(fields, "age_s"),
     )
 
 
@@ -284,6 +318,13 @@ def _integer(fields: Mapping[str, Any], name: str, default: int | None = None, *
     return int(value)
 
 
+def _index(fields: Mapping[str, Any], name: str, size: int) -> int:
+    index = _integer(fields, name)
+    if index >= size:
+        raise ProtocolError(f"{name}: wanted an index below {size}, got {index}")
+    return index
+
+
 def _number(fields: Mapping[str, Any], name: str) -> float | None:
     value = fields.get(name)
     if value is None:
@@ -310,5 +351,5 @@ def _needed(fields: Mapping[str, Any], name: str) -> float:
 def _error(fields: Mapping[str, Any], name: str) -> float:
     value = _number(fields, name) or 0.0
     if value < 0.0:
-        raise ProtocolError(f"{name}: wanted a standard error of at least 0, got {value}")
+        raise ProtocolError(f"{name}: wanted at least 0, got {value}")
     return value
