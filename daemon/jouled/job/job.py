@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Mapping
+from typing import Any
 
 from jouled.board.apply import ClocksPolicy
 from jouled.board.host import Host
@@ -330,8 +332,8 @@ class Job:
             self._samples = None
             self._warn(f"samples are not kept from window {trial.number} on: {error.strerror}: {error.filename}")
 
-    def _progress(self, phase: str, now_s: float, duration_s: float) -> None:
-        self._events.emit("progress", phase=phase, elapsed_s=now_s - self._began_s, stretch_s=duration_s)
+    def _progress(self, phase: str, now_s: float, duration_s: float, seen: Mapping[str, Any] = {}, /) -> None:
+        self._events.emit("progress", phase=phase, elapsed_s=now_s - self._began_s, stretch_s=duration_s, **seen)
 
     # --- the result -------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ kernel publishes every 2 s, are read 2.5 s after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from jouled.board.domains import Domains
@@ -21,7 +21,7 @@ from jouled.board.orphans import find_orphans
 from jouled.board.thermal import IGNORED_COOLING, ThermalState, over_current_growth
 from jouled.errors import SensorError
 from jouled.job.cancel import Cancellation, Cancelled
-from jouled.job.seen import Seen
+from jouled.job.seen import Progress, Seen
 from jouled.workload.runner import Runner
 from jouletune.errors import MeasurementError
 from jouletune.latency import Clustering, ExceedanceTest
@@ -119,7 +119,7 @@ class Measurer:
         settings: MeasuringSettings,
         *,
         cancellation: Cancellation,
-        progress: Callable[[str, float, float], None],
+        progress: Progress,
         observer: Observer | None = None,
     ) -> None:
         self.host = host
@@ -200,6 +200,7 @@ class _Attempt:
         self._began_s = self._clock.monotonic_s()
         self._counted = measurer.observer.thermal()
         self._pilot: Pilot | None = None
+        self._sampling: Sampling | None = None
 
     def take(self) -> Taken:
         try:
@@ -248,6 +249,7 @@ class _Attempt:
         rate_hz, external_w = settings.sample_rate_hz, settings.external_w
         sampling = self._on.meter.sampling(self._clock, rate_hz=rate_hz, external_w=external_w)
         sampling.start()
+        self._sampling = sampling
         try:
             start_s, end_s, cut = self._pilot_and_window(sampling)
         finally:
@@ -321,7 +323,8 @@ class _Attempt:
         seen.throttling.update(dict.fromkeys(thermal.throttling))
         self._note(thermal)
         self._check(thermal)
-        on.progress(phase, now_s, duration_s)
+        power_w = None if self._sampling is None else self._sampling.power_w
+        on.progress(phase, now_s, duration_s, seen.last(fresh, self._settings.percentile, power_w))
         return fresh
 
     def _note(self, thermal: ThermalState) -> None:
