@@ -187,6 +187,7 @@ class FakeFace:
         default_factory=lambda: {JOB: {**ENTRIES[2], "is_running": False, "result": make_result()}}
     )
     entries: Sequence[Mapping[str, Any]] = ENTRIES
+    told: Sequence[Mapping[str, Any]] = ()
     verified: Mapping[str, Any] = field(default_factory=lambda: VERIFIED)
 
     def status(self) -> Status:
@@ -212,6 +213,10 @@ class FakeFace:
     def trials(self, job: str) -> Sequence[Mapping[str, Any]] | None:
         self._check()
         return [{"index": 3}] if job in self.jobs else None
+
+    def job_events(self, job: str) -> Sequence[Mapping[str, Any]] | None:
+        self._check()
+        return self.told if job in self.jobs else None
 
     @asynccontextmanager
     async def subscribe(self) -> AsyncIterator[AsyncIterator[Mapping[str, Any]]]:

@@ -263,7 +263,7 @@ def test_an_unknown_path_is_404(server: Serving, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/jobs/ffffffffffff", "/v1/jobs/..", "/v1/jobs/%2e%2e%2fstatus", "/v1/jobs/a b"])
 def test_an_unknown_job_is_404(server: Serving, path: str) -> None:
-    for each in (path, f"{path}/trials"):
+    for each in (path, f"{path}/trials", f"{path}/events"):
         assert server.ask("GET", each.replace(" ", "%20")).status == 404
     assert server.ask("POST", f"{path.replace(' ', '%20')}/cancel").status == 404
     assert server.face.calls == []

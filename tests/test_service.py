@@ -625,6 +625,8 @@ def test_a_request_is_on_the_disk_before_it_is_accepted_and_its_end_in_the_histo
         assert service.trials(job) == []
         assert service.job("ffffffffffff") is None
         assert service.trials("ffffffffffff") is None
+        assert service.job_events("ffffffffffff") is None
+        assert service.job_events(job) is not None
 
     live(machine, work)
     told = machine.heard[0]

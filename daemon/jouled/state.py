@@ -288,6 +288,9 @@ class Face(Protocol):
     def trials(self, job: str) -> Sequence[Mapping[str, Any]] | None:
         """A job's trials in their order; None: no such job is known."""
 
+    def job_events(self, job: str) -> Sequence[Mapping[str, Any]] | None:
+        """What a job has said so far, as the ledger has it; None: no such job is known."""
+
     def subscribe(self) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
         """Events from now on. Who reads too slowly is dropped: the iterator ends."""
 

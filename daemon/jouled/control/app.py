@@ -64,6 +64,7 @@ ROUTES = (
     Route("GET", "/v1/history", "history"),
     Route("GET", "/v1/jobs/{id}", "job"),
     Route("GET", "/v1/jobs/{id}/trials", "trials"),
+    Route("GET", "/v1/jobs/{id}/events", "job_events"),
     Route("GET", "/v1/events", "events"),
     Route("POST", "/v1/retune", "retune", status=202, body=RetuneRequest, is_change=True),
     Route("POST", "/v1/jobs/{id}/cancel", "cancel", status=202, body=EmptyRequest, is_change=True),
@@ -192,6 +193,13 @@ class Control:
         if found is None:
             raise _no_such_job(request)
         return answer({"job": job, "trials": found})
+
+    async def _job_events(self, request: web.Request, peer: Peer) -> web.Response:
+        job = _job_id(request)
+        found = self.face.job_events(job)
+        if found is None:
+            raise _no_such_job(request)
+        return answer({"job": job, "events": found})
 
     async def _events(self, request: web.Request, peer: Peer) -> web.StreamResponse:
         return await self.streams.serve(request)

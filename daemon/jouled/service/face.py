@@ -69,6 +69,11 @@ class Service(Loop):
             return None
         return [record["trial"] for record in history.of_job(job, "trial") if isinstance(record.get("trial"), dict)]
 
+    def job_events(self, job: str) -> Sequence[Mapping[str, Any]] | None:
+        history = self.outlook.history
+        history.follow()
+        return None if history.entry(job) is None else history.of_job(job)
+
     def modes(self) -> Mapping[str, Any]:
         self.outlook.view.refresh()
         board, marks = self.outlook.view.board, self.outlook.view.marks

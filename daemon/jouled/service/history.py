@@ -309,12 +309,12 @@ class History:
             last_tune_wall_s=sums.last_tune_wall_s,
         )
 
-    def of_job(self, job: str, event: str) -> list[Record]:
-        """All events of a kind of one job, read from the ledger and those that were rotated away."""
+    def of_job(self, job: str, event: str | None = None) -> list[Record]:
+        """All events (of a kind) of one job, read from the ledger and those that were rotated away."""
         mark = f'"job":"{job}"'.encode()
         found: list[Record] = []
         for path in (*_rotated(self._ledger.path), self._ledger.path):
-            found += [record for record in _marked(path, mark) if record.get("event") == event]
+            found += [record for record in _marked(path, mark) if event in (None, record.get("event"))]
         return [record for record in found if record.get("job") == job]
 
 
