@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = {
     "jouletune": (
         *("errors", "space", "table", "quantiles", "trace", "latency", "measurement", "trial", "earlier"),
-        *("physics", "kernel", "surrogate", "mixture"),
-        *("descent", "standing", "sampler", "joule", "search", "finals", "decision", "suggest", "replay"),
+        *("physics", "kernel", "surrogate", "mixture", "front"),
+        *("descent", "standing", "plain", "sampler", "joule", "search", "finals", "decision", "suggest", "replay"),
         *("report", "__main__"),
     ),
     "jouled": (

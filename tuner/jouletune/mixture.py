@@ -32,10 +32,10 @@ class Mixture:
 
     def __init__(self, fit: Fit) -> None:
         self._fit = fit
-        self._space = fit.surrogate.space
-        self.reference = self._space.reference
+        self.space = fit.surrogate.space
+        self.reference = self.space.reference
         self.trusted = fit.trusted()
-        n = len(self._space)
+        n = len(self.space)
         shape = (PARTS, n)
         self.latency, self.latency_sd = np.empty(shape), np.empty(shape)
         self.energy, self.energy_sd = np.empty(shape), np.empty(shape)
@@ -55,7 +55,7 @@ class Mixture:
         return picks // self._fit.n_models, picks % self._fit.n_models
 
     def _fill(self, case: Case, parts: Ints, models: Ints, mean: tuple[Array, Array], place: Ints) -> _Group:
-        fit, rows = self._fit, np.arange(len(self._space))
+        fit, rows = self._fit, np.arange(len(self.space))
         alike = fit.surrogate.kernel.among(rows, fit.rows)
         latency, power = case.sizes.shared(alike, (rows[:, None] == fit.rows[None, :]).astype(float))
         to_latency = np.concatenate([latency, latency], axis=1)
@@ -73,7 +73,7 @@ class Mixture:
 
     def shared_energy(self, index: int) -> Array:
         """The covariance of every energy with that of `index`, `(n_parts, n_rows)`."""
-        rows = np.arange(len(self._space))
+        rows = np.arange(len(self.space))
         alike = self._fit.surrogate.kernel.among(rows, [index])[:, 0]
         result = np.empty_like(self.energy)
         for group in self._groups:
@@ -92,15 +92,24 @@ class Mixture:
     def quantiles(self, of: int, at: Sequence[float]) -> Array:
         """`(n_at, n_rows)` of latency or energy, by bisection over the mixture."""
         mean, sd = (self.latency, self.latency_sd) if of == LATENCY else (self.energy, self.energy_sd)
-        wanted = np.array(at)[:, None]
-        low = np.repeat((mean - 6.0 * sd).min(axis=0)[None, :], len(at), axis=0)
-        high = np.repeat((mean + 6.0 * sd).max(axis=0)[None, :], len(at), axis=0)
-        for _ in range(40):
-            middle = (low + high) / 2.0
-            below = ndtr((middle[:, None, :] - mean[None]) / sd[None]).mean(axis=1) < wanted
-            low, high = np.where(below, middle, low), np.where(below, high, middle)
-        result: Array = (low + high) / 2.0
-        return result
+        return _quantiles(mean, sd, at)
+
+    def energies_over(self, index: int, at: Sequence[float]) -> Array:
+        """As `quantiles`, of each energy over that of `index`: what both have in common is in no interval."""
+        spread = self.energy_sd**2 + self.energy_sd[:, [index]] ** 2 - 2.0 * self.shared_energy(index)
+        return _quantiles(self.energy - self.energy[:, [index]], np.sqrt(np.maximum(spread, _LEAST**2)), at)
+
+
+def _quantiles(mean: Array, sd: Array, at: Sequence[float]) -> Array:
+    wanted = np.array(at)[:, None]
+    low = np.repeat((mean - 6.0 * sd).min(axis=0)[None, :], len(at), axis=0)
+    high = np.repeat((mean + 6.0 * sd).max(axis=0)[None, :], len(at), axis=0)
+    for _ in range(40):
+        middle = (low + high) / 2.0
+        below = ndtr((middle[:, None, :] - mean[None]) / sd[None]).mean(axis=1) < wanted
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    result: Array = (low + high) / 2.0
+    return result
 
 
 def _pooled(mean: Array, sd: Array) -> tuple[Array, Array]:
