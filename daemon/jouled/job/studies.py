@@ -37,7 +37,8 @@ def space_record(space: Space) -> dict[str, Any]:
     return {"candidates": rows, "reference": space.reference}
 
 
-def _space(record: Mapping[str, Any]) -> Space:
+def space_of(record: Mapping[str, Any]) -> Space:
+    """The space that `space_record` made `record` of. Raises SpaceError, KeyError, TypeError, ValueError."""
     candidates = [Candidate(PowerMode(*row[:4]), Variant(*row[4:])) for row in record["candidates"]]
     return Space.of(candidates, int(record["reference"]))
 
@@ -62,7 +63,7 @@ def rebuild_missing(storage: RDBStorage, events: Sequence[Mapping[str, Any]]) ->
 
 
 def _rebuild(storage: RDBStorage, started: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> None:
-    space = _space(started["space"])
+    space = space_of(started["space"])
     bound_s = next((event["bound_s"] for event in events if event.get("phase") == "search"), None)
     trials = [Trial.from_dict(event["trial"]) for event in events if event.get("event") == "trial"]
     told = [(trial.index, observation_of(trial, bound_s)) for trial in trials if trial.purpose in _SEARCHED]
