@@ -91,6 +91,10 @@ def _run(arguments: argparse.Namespace) -> int:
         from jouled.cli.check import check_config
 
         return check_config(arguments)
+    if verb == "report":
+        from jouled.cli.report import report
+
+        return report(arguments)
     if verb == "doctor":
         from jouled.cli.doctor import doctor
 

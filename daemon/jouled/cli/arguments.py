@@ -39,8 +39,8 @@ KEYS = {
 
 
 _TYPED = re.compile(
-    r"\bjouled (tune|modes|verify|doctor|restore|forget|apply|rollback|virtual reboot|status|retune|cancel|history|"
-    r"pause)\b"
+    r"\bjouled (tune|modes|verify|doctor|report|restore|forget|apply|rollback|virtual reboot|status|retune|cancel|"
+    r"history|pause)\b"
     r"(?! --(?:virtual|table|socket))"
 )
 
@@ -230,6 +230,14 @@ def _doctor(verbs: Any) -> None:
     )
 
 
+def _report(verbs: Any) -> None:
+    parser = _plain(verbs, "report", "a job as one page of HTML and figures for a paper; needs matplotlib, no root")
+    parser.add_argument("job", metavar="JOB|latest", nargs="?", default="latest", help="its id (default: the latest)")
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, help="where the files go; others in it stay (default jouled-report-JOB)"
+    )
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(
@@ -253,6 +261,7 @@ def make_parser() -> argparse.ArgumentParser:
     which.add_argument("--held", action="store_true", help="end the state held, after two boards going down in a row")
     _worker(verbs)
     _doctor(verbs)
+    _report(verbs)
     check = verbs.add_parser("check-config", help="check the configuration file and print what is in force")
     check.add_argument("--config", metavar="FILE", type=Path, help="default /etc/jouled/config.toml")
     check.add_argument("--print", action="store_true", dest="show", help="each value and where it came from")

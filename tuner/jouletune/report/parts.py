@@ -1,0 +1,135 @@
+"""What is compared: the numbers that everybody wants first, and a column for each side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jouletune.report.facts import Job
+from jouletune.report.markup import Markup, Piece, element, join, table, told
+from jouletune.report.sentence import errors, sides_shown
+from jouletune.report.words import NONE, megahertz, percent, quantity, signed_percent, span
+
+
+def cards(job: Job) -> Piece:
+    """The numbers that everybody wants first."""
+    name, result = job.shown() or "reference", job.result
+    side, home = job.side(name), job.side("reference")
+    if side is None or home is None:
+        return None
+    is_other = name != "reference"
+    before = join("before: ", told(result, "reference.energy_j", quantity(home["energy_j"], "J"))) if is_other else ""
+    watts = join("before: ", told(result, "reference.power_w", quantity(home["power_w"], "W"))) if is_other else ""
+    bound = (
+        "no bound asked for"
+        if job.bound_s is None
+        else join("bound: ", told(result, "latency_bound_s", quantity(job.bound_s, "s")))
+    )
+    rate = told(result, f"{name}.throughput_hz", f"{side['throughput_hz']:.1f} /s")
+    made = [
+        (f"energy per {job.noun}", f"{name}.energy_j", quantity(side["energy_j"], "J"), before),
+        (f"latency {job.percentile}", f"{name}.latency_s", quantity(side["latency_s"], "s"), bound),
+        ("power at this load", f"{name}.power_w", quantity(side["power_w"], "W"), watts),
+        ("the board was disturbed", "disturbed_s", span(result.get("disturbed_s")), join(f"{job.noun}s: ", rate)),
+    ]
+    return element("div", *(_card(job, *one) for one in made), class_="cards")
+
+
+def _card(job: Job, what: str, path: str, text: str, more: Piece) -> Markup:
+    number = element("b", told(job.result, path, text))
+    return element("div", element("span", what, class_="what"), number, element("span", more, class_="more"))
+
+
+# --- the sides ----------------------------------------------------------------------------------------------
+
+
+def sides(job: Job) -> Piece:
+    """A column each: what it is, and its numbers."""
+    names = sides_shown(job)
+    if not names:
+        return element("p", "Nothing was measured whole, so there is nothing to compare.")
+    head = ["", *(job.role_title(name) for name in names)]
+    lines = [[label, *(cell(job, name) for name in names)] for label, cell in _LINES]
+    kept = [line for line in lines if any(text not in (NONE, "") for text in line[1:])]
+    kept = [[_label(job, str(line[0])), *line[1:]] for line in kept]
+    caption = "± is one standard error. The shunts’ own tolerance is in no number here."
+    return table(head, kept, caption=caption, class_="sides")
+
+
+def _label(job: Job, label: str) -> str:
+    return label.replace("{noun}", job.noun).replace("{p}", job.percentile)
+
+
+def _number(name: str, unit: str) -> Any:
+    def cell(job: Job, side: str) -> Piece:
+        value = job.result[side][name]
+        return told(job.result, f"{side}.{name}", quantity(value, unit))
+
+    return cell
+
+
+def _clock(name: str) -> Any:
+    def cell(job: Job, side: str) -> Piece:
+        value = job.result[side]["mode"][name]
+        return NONE if value is None else told(job.result, f"{side}.mode.{name}", f"{megahertz(value)} MHz")
+
+    return cell
+
+
+def _plain(path: str) -> Any:
+    def cell(job: Job, side: str) -> Piece:
+        value: Any = job.result[side]
+        for part in path.split("."):
+            value = value[part]
+        shown = str(value).rpartition("/")[2]
+        return NONE if value is None else told(job.result, f"{side}.{path}", shown)
+
+    return cell
+
+
+def _spread(job: Job, side: str) -> Piece:
+    se_j, energy_j = job.result[side]["energy_se_j"], job.result[side]["energy_j"]
+    whole = told(job.result, f"{side}.energy_se_j", f"± {percent(se_j / energy_j, 2)}")
+    return join(whole, " ", errors(job, side))
+
+
+def _against(job: Job, side: str) -> Piece:
+    home = job.side("reference")
+    if home is None or side == "reference":
+        return NONE
+    return signed_percent(job.result[side]["energy_j"] / home["energy_j"] - 1)
+
+
+def _bound(job: Job, side: str) -> Piece:
+    upper_s = job.result[side]["latency_upper_s"]
+    if job.bound_s is None or upper_s is None:
+        return NONE
+    if upper_s > job.bound_s:
+        return "over the bound"
+    return f"{quantity(job.bound_s - upper_s, 's')} below the bound ({percent(1 - upper_s / job.bound_s, 0)})"
+
+
+_LINES: Sequence[tuple[str, Any]] = (
+    ("cores online", _plain("mode.cores")),
+    ("CPU cap", _clock("cpu_hz")),
+    ("GPU cap", _clock("gpu_hz")),
+    ("EMC cap", _clock("emc_hz")),
+    ("clocks", _plain("policy")),
+    ("engine", _plain("variant.engine")),
+    ("batch", _plain("variant.batch")),
+    ("instances", _plain("variant.instances")),
+    ("energy per {noun}", _number("energy_j", "J")),
+    ("its standard error", _spread),
+    ("against the first", _against),
+    ("power at this load", _number("power_w", "W")),
+    ("latency {p}", _number("latency_s", "s")),
+    ("its upper limit (95 %)", _number("latency_upper_s", "s")),
+    ("headroom", _bound),
+    ("requests in it", lambda job, side: told(job.result, f"{side}.latency_samples", _count(job, side))),
+    ("{noun}s a second", _number("throughput_hz", "/s")),
+    ("windows", _plain("windows")),
+)
+
+
+def _count(job: Job, side: str) -> str:
+    return f"{job.result[side]['latency_samples']:,}".replace(",", " ")  # a thin space
