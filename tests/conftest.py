@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# As the programs do before numpy is loaded: on matrices this small, threads of its BLAS wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 _MEMORY = "/dev/shm"
 _ENOUGH_BYTES = 1 << 30
 

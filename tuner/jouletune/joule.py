@@ -29,7 +29,7 @@ from jouletune.earlier import Earlier
 from jouletune.mixture import Mixture
 from jouletune.sampler import Belief, CandidateSampler, Outlook, Question
 from jouletune.space import Space
-from jouletune.standing import Standing, Standings, standings_of, told
+from jouletune.standing import Standing, Standings, standings_of
 from jouletune.surrogate import ENERGY, LATENCY, Reading, Surrogate
 
 Array = NDArray[np.float64]
@@ -135,7 +135,7 @@ class JouleSampler(CandidateSampler):
         }
 
     def _told(self, study: Study) -> list[tuple[int, dict[str, Any]]]:
-        now = list(told(study))
+        now = list(self.windows(study))
         if now[: len(self._seen)] != self._seen:
             self._views.clear()  # another study
         self._seen = now

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.samplers import BaseSampler
-from optuna.study import Study
-from optuna.trial import FrozenTrial
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, Trial
 
 from jouletune.earlier import Earlier
 from jouletune.errors import SearchError
-from jouletune.space import Space
-from jouletune.standing import Standings, standings, told
+from jouletune.plain import read_trial
+from jouletune.space import Candidate, Space
+from jouletune.standing import Noted, Standing, Standings, standings_of, told
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,11 @@ class Belief:
 
 
 class CandidateSampler(BaseSampler):
-    """Proposes whole candidates: the reference, the incumbent, then what the subclass chooses."""
+    """Proposes whole candidates: the reference, the incumbent, then what the subclass chooses.
+
+    In a study of `jouletune.search.Search`, or in any other (docs/search.md, "In a study of your own"): the energy of
+    an item is minimized, one window at a time.
+    """
 
     def __init__(self, space: Space, question: Question) -> None:
         self.space = space
@@ -69,6 +77,7 @@ class CandidateSampler(BaseSampler):
         self.bound_s = question.bound_s
         self.start = tuple(dict.fromkeys(i for i in (space.reference, question.incumbent) if i is not None))
         self.seed = question.seed
+        self.reads_others = True  # trials that were not told by `Search`
 
     def choose(self, study: Study, trial: FrozenTrial | None, seen: Standings) -> int | None:
         """The next candidate, never one of `seen`; None: nothing left.
@@ -79,7 +88,7 @@ class CandidateSampler(BaseSampler):
 
     def propose(self, study: Study, trial: FrozenTrial | None) -> int | None:
         """The next candidate to measure, None when the search has ended."""
-        seen = standings(study)
+        seen = self.standings(study)
         for index, standing in seen.items():
             if standing.retry:
                 return index
@@ -90,9 +99,19 @@ class CandidateSampler(BaseSampler):
 
     def best(self, study: Study, n: int) -> list[int]:
         """At most `n` candidates to choose, the best first: here the feasible ones by mean energy."""
-        seen = standings(study)
+        seen = self.standings(study)
         feasible = [index for index, standing in seen.items() if standing.feasible]
         return sorted(feasible, key=lambda index: seen[index].energy_j)[:n]
+
+    def windows(self, study: Study) -> Iterator[Noted]:
+        """Candidate and observation of each window told, in order. Raises SearchError."""
+        if not self.reads_others:
+            return told(study)
+        return told(study, lambda trial: read_trial(trial, self.space, self.bound_s))
+
+    def standings(self, study: Study) -> dict[int, Standing]:
+        """What the study says, by candidate. Raises SearchError."""
+        return standings_of(self.windows(study))
 
     def outlook(self, study: Study) -> Outlook | None:
         """None: no model, no outlook."""
@@ -108,7 +127,24 @@ class CandidateSampler(BaseSampler):
 
     def random(self, study: Study) -> random.Random:
         """The same stream for the same seed and number of windows told."""
-        return random.Random(f"{self.seed} {sum(1 for _ in told(study))}")
+        return random.Random(f"{self.seed} {sum(1 for _ in self.windows(study))}")
+
+    # --- a study of somebody's own ----------------------------------------------------------------------
+
+    def candidate(self, trial: Trial) -> Candidate:
+        """What `trial` is to measure. Raises SearchError where its ranks were set by hand and are a hole."""
+        ranks = [trial.suggest_int(axis.name, 0, len(axis.values) - 1) for axis in self.space.axes]
+        index = self.space.at(ranks)
+        if index is None:
+            raise SearchError(f"trial {trial.number}: wanted the ranks of a candidate, got a hole: {trial.params}")
+        return self.space.candidates[index]
+
+    def stop(self, study: Study, trial: FrozenTrial) -> None:
+        """One of `callbacks` of `Study.optimize`: ends it when this search has ended."""
+        if self.propose(study, None) is None:
+            study.stop()
+
+    # --- what Optuna asks -------------------------------------------------------------------------------
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return distributions(self.space)
@@ -116,9 +152,13 @@ class CandidateSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
+        """The next candidate's ranks; once the search has ended, those of the choice again."""
+        if study.directions != [StudyDirection.MINIMIZE]:
+            raise SearchError(f"study {study.study_name}: wanted one energy to minimize, got {study.directions}")
         index = self.propose(study, trial)
         if index is None:
-            raise SearchError("asked for a candidate where none is left; Search.ask() says so with None")
+            index = next(iter(self.best(study, 1)), self.space.reference)
+            log.warning("the search has ended: candidate %d, its choice, is measured again", index)
         return parameters(self.space, index)
 
     def sample_independent(

@@ -157,6 +157,7 @@ class Search:
         self.earlier = self._open(earlier)
         question = Question(bound_s, bound_se_s, budget, incumbent, seed, min_gain, self.earlier)
         self.study.sampler = self._sampler = SAMPLERS[sampler](space, question)
+        self._sampler.reads_others = False  # one without an observation is what a killed process left
 
     def _open(self, earlier: Sequence[Earlier]) -> tuple[Earlier, ...]:
         """Make the study this search's own, or see that it is; the earlier windows that it goes by."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from optuna.study import Study
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from jouletune.descent import Known
 
 OBSERVATION = "observation"
 CANDIDATE = "candidate"
 RETRY = "retry"
+# One-sided 95 %: a latency is within the bound where its upper limit is, the bound's own error counted in.
+_UPPER = 1.645
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +107,52 @@ def breach(window: Measured, bound_s: float | None) -> float:
 Standings = Mapping[int, Standing]
 
 
-def told(study: Study) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Candidate and observation of each window told, in order.
+def window_of(
+    energy_j: float,
+    energy_se_j: float,
+    latency_s: float,
+    latency_se_s: float,
+    *,
+    batch: int,
+    bound_s: float | None,
+    bound_error: float = 0.0,
+) -> Measured:
+    """A window that only numbers are known of, judged by the bound, whose own relative error is `bound_error`.
+
+    `energy_j` per item, `latency_s` of the whole batch.
+    """
+    upper_s = latency_s * (1.0 + _UPPER * math.hypot(latency_se_s / latency_s, bound_error))
+    return Measured(
+        energy_j=energy_j,
+        energy_se_j=energy_se_j,
+        latency_s=latency_s,
+        latency_upper_s=upper_s,
+        latency_se_s=latency_se_s,
+        power_w=energy_j * batch / latency_s,
+        feasible=bound_s is None or upper_s <= bound_s,
+    )
+
+
+Noted = tuple[int, dict[str, Any]]
+"""A candidate and an observation of it, encoded."""
+
+
+def told(study: Study, read: Callable[[FrozenTrial], Noted | None] = lambda _: None) -> Iterator[Noted]:
+    """Candidate and observation of each window told, in order; `read` knows trials that are not kept as ours are.
 
     A trial that a killed process left half told was closed as failed: its state and its observation do not agree.
     """
     for trial in study.get_trials(deepcopy=False):
         what = trial.user_attrs.get(OBSERVATION)
-        if what is not None and trial.state is _STATES[what["kind"]]:
+        if what is None:
+            if (noted := read(trial)) is not None:
+                yield noted
+        elif trial.state is _STATES[what["kind"]]:
             yield trial.user_attrs[CANDIDATE], what
 
 
 def standings(study: Study) -> dict[int, Standing]:
-    """What the study says, by candidate."""
+    """What a study of ours says, by candidate."""
     return standings_of(told(study))
 
 

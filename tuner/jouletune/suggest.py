@@ -7,7 +7,6 @@ language can drive a search and anyone can score it.
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,10 +17,9 @@ from jouletune.earlier import Earlier
 from jouletune.errors import ProtocolError
 from jouletune.search import DEFAULT_SAMPLER, SAMPLERS, Failed, Infeasible, Measured, Search
 from jouletune.space import Candidate, PowerMode, Space, Variant
+from jouletune.standing import window_of
 
 BUDGET = 15
-# One-sided 95 %: a latency is within the bound where its upper limit is, the bound's own error counted in.
-_UPPER = 1.645
 _REPEATS_PER_TRIAL = 2
 _REPEATS_PER_REASON = 3
 _LEAST, _MOST = 1e-12, 1e12  # of any number in its SI unit
@@ -146,16 +144,14 @@ class Suggester:
 
     def _measured(self, index: int, window: Window) -> Measured:
         assert self.search is not None
-        error = math.hypot(window.latency_se_s / window.latency_s, self._bound_error)
-        upper_s = window.latency_s * (1.0 + _UPPER * error)
-        return Measured(
-            energy_j=window.energy_j,
-            energy_se_j=window.energy_se_j,
-            latency_s=window.latency_s,
-            latency_upper_s=upper_s,
-            latency_se_s=window.latency_se_s,
-            power_w=window.energy_j * self.problem.space.candidates[index].variant.batch / window.latency_s,
-            feasible=self.search.bound_s is None or upper_s <= self.search.bound_s,
+        return window_of(
+            window.energy_j,
+            window.energy_se_j,
+            window.latency_s,
+            window.latency_se_s,
+            batch=self.problem.space.candidates[index].variant.batch,
+            bound_s=self.search.bound_s,
+            bound_error=self._bound_error,
         )
 
     def _may_repeat(self, index: int, reason: str) -> bool:
