@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass, replace
 
 from jouled.board.apply import ClocksPolicy
 from jouled.board.host import Host
@@ -24,31 +19,18 @@ from jouled.errors import (
     WorkloadError,
     WorkloadHungError,
 )
+from jouled.job.account import Account
+from jouled.job.judging import Judge
 from jouled.job.measuring import Measurer, Taken, Wanted
 from jouled.job.modes import Modes
 from jouled.job.watch import SCATTER_RATIO
 from jouled.workload.runner import Runner
-from jouletune.errors import MeasurementError
-from jouletune.latency import Clustering, is_beyond
-from jouletune.measurement import Between, Measurement, Replicate, between_spread, measure
 from jouletune.space import Space, Variant
-from jouletune.trial import (
-    Evidence,
-    Infeasible,
-    Invalid,
-    Limits,
-    Purpose,
-    Repeats,
-    Trial,
-    judge_feasibility,
-    judge_validity,
-)
+from jouletune.trial import Infeasible, Invalid, Limits, Purpose, Trial
 
 log = logging.getLogger(__name__)
 
 _WAIT_STEPS = (10, 40)  # seconds after a trial lost to the board: so many more each time in a row, and at most
-_SILENT_PERIODS = 10.0
-_SILENT_S = 0.5
 # What a runner that says so would say again, in whatever mode (docs/workloads.md).
 _STAYS_SO = frozenset(
     {
@@ -56,40 +38,6 @@ _STAYS_SO = frozenset(
         *("no_tensorrt", "no_pycuda", "no_gpu", "inputs_invalid", "build_failed", OUT_OF_MEMORY),
     }
 )
-
-
-@dataclass
-class Account:
-    """What the trials of a job have shown so far."""
-
-    clustering: Clustering = field(default_factory=Clustering)
-    repeats: Repeats = field(default_factory=Repeats)
-    invalid: Counter[str] = field(default_factory=Counter)
-    trials: list[Trial] = field(default_factory=list)
-    latencies_s: dict[tuple[int, str], list[NDArray[np.float64]]] = field(default_factory=dict)
-    normal_over_current_hz: float = 0.0
-    disturbed_s: float = 0.0
-
-    def valid(self, index: int | None = None, policy: str | None = None) -> list[Trial]:
-        """Trials with numbers that count, of one candidate (and policy) where it is named."""
-        return [
-            trial
-            for trial in self.trials
-            if trial.measurement is not None
-            and trial.invalid is None
-            and index in (None, trial.index)
-            and policy in (None, trial.policy)
-        ]
-
-    def between(self) -> Between:
-        """The spread between windows of one mode, from this job's replicates."""
-        groups: dict[tuple[int, str], list[Replicate]] = {}
-        for trial in self.valid():
-            assert trial.measurement is not None
-            window = trial.measurement
-            replicate = Replicate(math.log(window.energy_j), window.repeat_se_j / window.energy_j)
-            groups.setdefault((trial.index, trial.policy), []).append(replicate)
-        return between_spread(list(groups.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +79,18 @@ class Trials:
         self._loaded: Variant | None = None
         self._unloadable: dict[Variant, WorkloadError] = {}
         self._lost = 0
-        self.limits = Limits()
         self.may_repeat: Callable[[Trial], bool] = lambda _: True
         self.account = Account()
+        self._judge = Judge(self.account, space.reference, runner.arrival, percentile, warn, Limits())
+
+    @property
+    def limits(self) -> Limits:
+        """What windows are judged by."""
+        return self._judge.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._judge.limits = limits
 
     def run(
         self,
@@ -256,7 +213,14 @@ class Trials:
             self._leave()
             return replace(blank, invalid=Invalid.THROTTLED, detail=taken.alarm), taken
         self._modes.survived()
-        return self._weigh(blank, taken, self._modes.verify(mode, policy)), taken
+        return self._judge.weigh(blank, taken, self._modes.verify(mode, policy)), taken
+
+    def _cutting_bound_s(self, plan: Plan) -> float | None:
+        """What the running test of a window is held against; None: no test."""
+        bound_s = self.limits.bound_s
+        if bound_s is None or not plan.may_cut:
+            return None
+        return bound_s * (1.0 + SCATTER_RATIO) if plan.is_watch else bound_s
 
     def _apply(self, blank: Trial, policy: ClocksPolicy) -> None:
         is_reference = blank.index == self.space.reference
@@ -284,116 +248,7 @@ class Trials:
             self._runner.load(variant)
             self._loaded = variant
 
-    # --- judging ----------------------------------------------------------------------------------------
-
-    def _weigh(self, blank: Trial, taken: Taken, mismatches: tuple[str, ...]) -> Trial:
-        evidence = replace(taken.evidence, mismatches=mismatches)
-        if taken.cut:
-            invalid = judge_validity(
-                evidence,
-                None,
-                Infeasible.LATENCY,
-                normal_over_current_hz=self.account.normal_over_current_hz,
-            )
-            return replace(
-                blank,
-                cut=invalid is None,
-                invalid=invalid,
-                infeasible=None if invalid is not None else Infeasible.LATENCY,
-                detail=_detail(evidence, invalid),
-            )
-        measurement = self._measure(taken)
-        gap_s = self._runner.arrival.longest_gap_s
-        if measurement is not None and (silent_s := _silent_s(taken, measurement, gap_s)) > 0.0:
-            detail = f"nothing ended in {silent_s:.1f} s of the window"
-            return replace(blank, invalid=Invalid.WORKLOAD_HUNG, detail=detail)
-        infeasible = self._infeasible(taken, measurement)
-        is_reference = blank.index == self.space.reference
-        normal_hz = self.account.normal_over_current_hz
-        if is_reference and evidence.over_current_s > 0.0:
-            normal_hz = max(normal_hz, evidence.over_current / evidence.over_current_s)
-        invalid = judge_validity(evidence, measurement, infeasible, normal_over_current_hz=normal_hz)
-        if is_reference and invalid is None:
-            self._adopt_over_current(normal_hz)
-        return replace(
-            blank,
-            measurement=measurement,
-            invalid=invalid,
-            infeasible=None if invalid is not None else infeasible,
-            detail=_detail(evidence, invalid),
-        )
-
-    def _cutting_bound_s(self, plan: Plan) -> float | None:
-        """What the running test of a window is held against; None: no test."""
-        bound_s = self.limits.bound_s
-        if bound_s is None or not plan.may_cut:
-            return None
-        return bound_s * (1.0 + SCATTER_RATIO) if plan.is_watch else bound_s
-
-    def _adopt_over_current(self, normal_hz: float) -> None:
-        """Boards where over-current events are normal take the reference's rate as normal, and say so."""
-        if normal_hz > 0.0 and self.account.normal_over_current_hz == 0.0:
-            self._warn(
-                f"the board counts {normal_hz:.2g} over-current events a second in its own mode; "
-                "that many are taken as normal (on an Orin Nano Super they are; elsewhere look at the supply)"
-            )
-        self.account.normal_over_current_hz = normal_hz
-
-    def _measure(self, taken: Taken) -> Measurement | None:
-        assert taken.trace is not None
-        try:
-            measurement = measure(
-                taken.trace,
-                taken.completions,
-                taken.start_s,
-                taken.end_s,
-                percentile=self.percentile,
-                clustering=self.account.clustering,
-                between=self.account.between(),
-                bound_s=self.limits.bound_s,
-                period_s=self._runner.arrival.period_s,
-            )
-            return measurement if math.isfinite(measurement.repeat_se_j) else None
-        except MeasurementError as error:
-            log.info("no numbers from this window: %s", error)
-            return None
-
-    def _infeasible(self, taken: Taken, measurement: Measurement | None) -> Infeasible | None:
-        if measurement is not None:
-            return judge_feasibility(measurement, self.limits)
-        bound_s = self.limits.bound_s
-        if bound_s is None:
-            return None
-        latency_s = taken.completions.end_s - taken.completions.arrival_s
-        too_slow = is_beyond(latency_s, bound_s, self.percentile, self.account.clustering.design)
-        return Infeasible.LATENCY if too_slow else None
-
 
 def _with_hint(text: str, error: JouledError) -> str:
     """A trial has one text: what to do is in it, too."""
     return f"{text}; {error.hint}" if error.hint else text
-
-
-def _silent_s(taken: Taken, measurement: Measurement, longest_gap_s: float) -> float:
-    """How long the runner was silent at an edge of the window, where that is no accident; else 0."""
-    ended_s = taken.completions.end_s
-    ended_s = ended_s[(ended_s >= taken.start_s) & (ended_s <= taken.end_s)]
-    silent_s = float(max(taken.end_s - ended_s[-1], ended_s[0] - taken.start_s))
-    usual_s = measurement.duration_s / max(measurement.requests, 1)
-    return silent_s if silent_s > _SILENT_PERIODS * usual_s + _SILENT_S + longest_gap_s else 0.0
-
-
-def _detail(evidence: Evidence, invalid: Invalid | None) -> str:
-    if invalid is Invalid.MODE_CHANGED:
-        return "; ".join(evidence.mismatches[:3])
-    if invalid is Invalid.THROTTLED:
-        counted = f"{evidence.over_current} over-current events" if evidence.over_current else ""
-        return ", ".join(filter(None, (*evidence.throttling, counted)))
-    if invalid is Invalid.CLOCKS_MOVED:
-        moved = [clock for clock in evidence.clocks if clock.moved]
-        return ", ".join(
-            f"{clock.domain} up to {max(clock.seen_hz):.0f} Hz of {clock.wanted_hz:.0f}" for clock in moved
-        )
-    if invalid is Invalid.GPU_BUSY:
-        return ", ".join(evidence.strangers)
-    return ""
