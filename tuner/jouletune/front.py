@@ -67,11 +67,24 @@ class Front:
     candidates: tuple[FrontRow, ...]
 
 
-def front_of(space: Space, windows: Sequence[Earlier], *, earlier: Sequence[Earlier] = (), seed: int = 0) -> Front:
-    """The front by the valid windows of one job, in their order, and those of jobs before it."""
+def front_of(
+    space: Space,
+    windows: Sequence[Earlier],
+    *,
+    earlier: Sequence[Earlier] = (),
+    seed: int = 0,
+    cut: Sequence[int] = (),
+    bound_s: float | None = None,
+) -> Front:
+    """The front by the valid windows of one job, in their order, and those of jobs before it.
+
+    `cut`: candidates of windows that were cut short as slower than `bound_s`, which is all that is known of them.
+    """
     readings = [_reading(window, at=float(at)) for at, window in enumerate(windows)]
     before = [_reading(window, earlier=True) for window in earlier]
-    mixture = Mixture(Surrogate(space, seed=seed).fit([*before, *readings], bound=None))
+    slow = [] if bound_s is None else [Reading(index, None, 0.0, None, 0.0) for index in cut]
+    bound = None if bound_s is None else math.log(bound_s)
+    mixture = Mixture(Surrogate(space, seed=seed).fit([*before, *readings, *slow], bound=bound))
     return front(mixture, Counter(window.index for window in (*windows, *earlier)))
 
 
