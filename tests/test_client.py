@@ -217,6 +217,18 @@ def test_status_says_how_far_a_job_is() -> None:
     assert f"job {JOB} of pepe: search, 7 trials, about 8 min to go (since " in text
 
 
+@pytest.mark.parametrize(
+    "sentence", ["", "not tuned yet: ", "the engine of the workload detector has changed since then; "]
+)
+def test_a_command_that_status_names_can_be_copied_whole(sentence: str) -> None:
+    command = "jouled retune --socket /var/lib/a/rather/long/path/to/some/control.sock --latency-bound-ratio 1.2"
+    lines = _text(replace(STATUS, to_do=sentence + command)).splitlines()
+    assert [line[12:] for line in lines if "jouled retune" in line] == [command]
+    assert " ".join(sentence.split()) in " ".join(" ".join(lines).split())
+    short = _text(replace(STATUS, to_do="not tuned yet: jouled retune")).splitlines()
+    assert "  to do     not tuned yet: jouled retune" in short
+
+
 def test_status_says_that_journal_fields_are_lost() -> None:
     assert "journal" not in _text(STATUS)
     assert "python3-systemd is not installed" in _text(replace(STATUS, journal_fields=False))

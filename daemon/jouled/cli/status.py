@@ -16,6 +16,7 @@ _LABEL = 10
 _MOST_MISMATCHES = 3
 _MOST_LINES_EACH = 3
 _MOST_LINES_TO_DO = 5  # the command that helps stands at its end
+_COMMAND = re.compile(r"(?<![\w./-])(?:sudo )?(?:\S*/)?jouled [a-z].*$")
 _PEER = re.compile(r"uid \d+ \((.+)\)")
 
 Record = Mapping[str, Any]
@@ -39,7 +40,15 @@ def status_text(status: Record, now_s: float) -> str:
 
     `status` as /v1/status gives it; `now_s`: Unix time.
     """
-    facts = [
+    to_do = _to_do(status["to_do"].strip() or "nothing")
+    room = HEIGHT - 1 - len(to_do)
+    lines = [line for word, text in facts(status, now_s) for line in _said(word, text)][:room]
+    return "\n".join([title(status), *lines, *to_do, *_remarks(status, room - len(lines))])
+
+
+def facts(status: Record, now_s: float) -> list[tuple[str, str]]:
+    """A word, and what is to be said of it; the most important first, what to do left out."""
+    found = [
         ("state", _state(status, now_s)),
         ("in force", _in_force(status, now_s)),
         ("saves", _saves(status)),
@@ -50,10 +59,7 @@ def status_text(status: Record, now_s: float) -> str:
         ("last job", _last_job(status, now_s)),
         ("next", _next(status, now_s)),
     ]
-    to_do = _said("to do", status["to_do"].strip() or "nothing")
-    room = HEIGHT - 1 - len(to_do)
-    lines = [line for word, text in facts if text for line in _said(word, text)][:room]
-    return "\n".join([_title(status), *lines, *to_do, *_remarks(status, room - len(lines))])
+    return [(word, text) for word, text in found if text]
 
 
 def _said(word: str, text: str) -> list[str]:
@@ -70,13 +76,24 @@ def _said(word: str, text: str) -> list[str]:
     return lines or [head.rstrip()]
 
 
+def _to_do(text: str) -> list[str]:
+    """A command that does not fit beside its sentence has a line of its own, whole, so that it can be copied."""
+    lines, command = _said("to do", text), _COMMAND.search(text)
+    if len(lines) == 1 or command is None:
+        return lines
+    sentence, typed = text[: command.start()].rstrip(), text[command.start() :]
+    said = _said("to do", sentence)[: _MOST_LINES_TO_DO - 1] if sentence else []
+    return [*said, f"  {'' if said else 'to do':{_LABEL}}{typed}"]
+
+
 def _few(texts: Sequence[str], most: int, what: str) -> list[str]:
     """The first of many, and how many more there are."""
     shown = list(texts[:most])
     return shown + ([f"and {len(texts) - most} more {what}: jouled status --json"] if len(texts) > most else [])
 
 
-def _title(status: Record) -> str:
+def title(status: Record) -> str:
+    """Which board this is."""
     board = status["board"]
     if board is None:
         return "jouled: the board cannot be read"
