@@ -234,6 +234,18 @@ def test_slow_measurement_breaks_the_constraint_by_its_excess() -> None:
     assert search.study.get_trials()[0].constraints == {"breach": pytest.approx(math.log(2.0))}
 
 
+def test_study_says_what_its_ranks_mean_and_shows_numbers_by_themselves() -> None:
+    space = full(1, 3, 2)
+    search = Search(space, bound_s=1.5)
+    assert search.study.user_attrs["axes"] == {"gpu_hz": [1, 2, 3], "emc_hz": [1, 2]}
+    search.ask()
+    for index, observation in ((space.reference, measured(3.0, 3.0)), (0, Infeasible()), (1, Failed("throttled"))):
+        search.tell(index, observation)
+    shown = [{key: t.user_attrs.get(key) for key in ("latency_s", "breach")} for t in search.study.get_trials()]
+    assert shown[0] == {"latency_s": 3.0, "breach": pytest.approx(math.log(2.0))}
+    assert shown[1:] == [{"latency_s": None, "breach": 1.0}, {"latency_s": None, "breach": None}]
+
+
 def test_best_is_the_feasible_of_least_mean_energy() -> None:
     space = full(1, 3, 2)
     search = Search(space, bound_s=1.5)

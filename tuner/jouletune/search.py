@@ -21,6 +21,7 @@ from jouletune.descent import descend
 from jouletune.earlier import Earlier, decode_earlier, encode_earlier
 from jouletune.errors import SearchError
 from jouletune.joule import JouleSampler
+from jouletune.objective import Objective
 from jouletune.sampler import Belief, CandidateSampler, Outlook, Question, distributions, parameters
 from jouletune.space import Space
 from jouletune.standing import (
@@ -53,6 +54,7 @@ DEFAULT_SAMPLER = "descent"
 
 _SPACE = "space"
 _EARLIER = "earlier"
+_AXES = "axes"  # what the ranks mean, for people
 _BREACH = "breach"
 # TPE draws at random until it has seen this many; Optuna's own 10 is most of a job's budget.
 _TPE_STARTUP = 4
@@ -62,7 +64,8 @@ class DescentSampler(CandidateSampler):
     """See `jouletune.descent`."""
 
     def choose(self, study: Study, trial: FrozenTrial | None, seen: Standings) -> int | None:
-        known = {index: standing.merit(self.bound_s) for index, standing in seen.items() if standing.known}
+        objective = self.question.objective
+        known = {index: s.merit(self.bound_s, objective) for index, s in seen.items() if s.known}
         return descend(self.space, known, start=self.start, avoid=seen.keys() - known.keys())
 
 
@@ -119,11 +122,12 @@ def _digest(space: Space) -> str:
 
 
 class Search:
-    """One search over `space` for the least energy at a latency of at most `bound_s` (None: no bound).
+    """One search over `space` for the least of `objective` at a latency of at most `bound_s` (None: no bound).
 
     `bound_se_s`: the bound's own error; `budget`: windows in all, where that is known. `storage` and `study_name` as
     Optuna takes them; a study that exists is gone on with. `earlier`: windows of earlier jobs, a prior for samplers
-    with a model; a study keeps them, and one that exists goes on with its own. Raises SearchError.
+    with a model; a study keeps them, and one that exists goes on with its own. The rest as in `Question`. Raises
+    SearchError.
     """
 
     def __init__(
@@ -138,6 +142,10 @@ class Search:
         min_gain: float = 0.02,
         bound_se_s: float = 0.0,
         earlier: Sequence[Earlier] = (),
+        objective: Objective = Objective.ENERGY,
+        max_power_w: float | None = None,
+        rate_hz: float | None = None,
+        risk: float | None = None,
         storage: str | BaseStorage | None = None,
         study_name: str | None = None,
     ) -> None:
@@ -155,7 +163,20 @@ class Search:
             storage=storage, study_name=study_name, direction="minimize", load_if_exists=True
         )
         self.earlier = self._open(earlier)
-        question = Question(bound_s, bound_se_s, budget, incumbent, seed, min_gain, self.earlier)
+        question = Question(
+            bound_s,
+            bound_se_s,
+            budget,
+            incumbent,
+            seed,
+            min_gain,
+            self.earlier,
+            objective,
+            max_power_w,
+            rate_hz,
+            risk,
+        )
+        self.objective = objective
         self.study.sampler = self._sampler = SAMPLERS[sampler](space, question)
         self._sampler.reads_others = False  # one without an observation is what a killed process left
 
@@ -166,6 +187,7 @@ class Search:
         if made_for is None:
             if earlier:
                 self.study.set_user_attr(_EARLIER, encode_earlier(earlier))
+            self.study.set_user_attr(_AXES, {axis.name: list(axis.values) for axis in self.space.axes})
             self.study.set_user_attr(_SPACE, _digest(self.space))  # last: who was killed before it begins anew
             return tuple(earlier)
         if made_for != _digest(self.space):
@@ -194,10 +216,10 @@ class Search:
         """
         ranks = parameters(self.space, index)
         _check(index, observation)
-        notes = {OBSERVATION: encode(observation), CANDIDATE: index}
-        value = observation.energy_j if isinstance(observation, Measured) else None
-        state = state_of(observation)
         over = self._breach(observation)
+        notes = {OBSERVATION: encode(observation), CANDIDATE: index, **_shown(observation, over)}
+        value = observation.cost(self.objective) if isinstance(observation, Measured) else None
+        state = state_of(observation)
         if self._asked is None or self._asked[0] != index:
             trial = create_trial(
                 state=state,
@@ -240,7 +262,7 @@ class Search:
         return self._sampler.best(self.study, n)
 
     def expected_gain(self) -> float | None:
-        """The share of energy that one more window should save; None: this sampler has no estimate."""
+        """The share of the cost that one more window should save; None: this sampler has no estimate."""
         outlook = self.outlook()
         if outlook is not None:
             return outlook.expected_gain
@@ -256,10 +278,16 @@ class Search:
         return self._sampler.beliefs(self.study)
 
 
+def _shown(observation: Observation, over: float | None) -> dict[str, float]:
+    """Numbers for who looks at the study in a table: optuna-dashboard knows no constraint by name."""
+    shown = {"latency_s": observation.latency_s} if isinstance(observation, Measured) else {}
+    return shown if over is None else {**shown, _BREACH: over}
+
+
 def _check(index: int, observation: Observation) -> None:
     if not isinstance(observation, Measured):
         return
-    for name in ("energy_j", "latency_s", "latency_upper_s"):
+    for name in ("energy_j", "latency_s", "latency_upper_s", "power_w"):
         value = getattr(observation, name)
         if not (math.isfinite(value) and value > 0.0):
             raise SearchError(f"candidate {index}: wanted a finite {name} above 0, got {value}")
