@@ -118,7 +118,7 @@ def test_proposals_are_those_of_our_own_search() -> None:
         assert index is not None
         assert search.ask() == index
         energy_j, latency_s = truth(index)
-        window = window_of(energy_j, 0.01 * energy_j, latency_s, 0.005 * latency_s, batch=1, bound_s=BOUND_S)
+        window = window_of(energy_j, 0.01 * energy_j, latency_s, 0.005 * latency_s, items=1, bound_s=BOUND_S)
         search.tell(index, window)
 
 

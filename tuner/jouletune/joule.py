@@ -64,11 +64,12 @@ class View:
 
 
 class JouleSampler(CandidateSampler):
-    """See the module. `risk`: never start a candidate that violates the bound with more probability; None: any."""
+    """See the module."""
 
-    def __init__(self, space: Space, question: Question, *, risk: float | None = None) -> None:
+    has_model = True
+
+    def __init__(self, space: Space, question: Question) -> None:
         super().__init__(space, question)
-        self._risk = risk
         self._surrogate = Surrogate(space, seed=self.seed)
         self._earlier = [_earlier(window) for window in question.earlier]
         self._views: dict[int, View] = {}  # by number of windows told: what is in the study decides, this saves time
@@ -101,8 +102,8 @@ class JouleSampler(CandidateSampler):
         for index, standing in seen.items():
             is_known = bool(standing.measured) and not standing.cut and not standing.failed
             allowed[index] = is_known and view.choice is not None and len(standing.measured) < _MOST_WINDOWS
-        if self._risk is not None:
-            allowed &= view.feasible >= 1.0 - self._risk
+        if self.question.risk is not None:
+            allowed &= view.feasible >= 1.0 - self.question.risk
         return allowed
 
     def best(self, study: Study, n: int) -> list[int]:

@@ -81,11 +81,11 @@ def cost_sum(objective: Objective, variant: Variant) -> LogSum:
         return LogSum(1.0, 0.0)
     if objective is Objective.ENERGY_DELAY:
         return LogSum(1.0, 1.0)
-    return LogSum(0.0, 1.0, -math.log(variant.batch * variant.instances))
+    return LogSum(0.0, 1.0, -math.log(variant.items))
 
 
 def power_sum(variant: Variant, rate_hz: float | None) -> LogSum:
     """ln(mean power) of a candidate; `rate_hz`: requests a second that arrive, None: back to back."""
     if rate_hz is None:
-        return LogSum(1.0, -1.0, math.log(variant.batch * variant.instances))
+        return LogSum(1.0, -1.0, math.log(variant.items))
     return LogSum(1.0, 0.0, math.log(rate_hz * variant.batch))

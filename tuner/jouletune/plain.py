@@ -38,7 +38,7 @@ def _observation(trial: FrozenTrial, space: Space, index: int, bound_s: float | 
         _number(trial, "energy_se_j", trial.user_attrs.get("energy_se_j", 0.0), least=0.0),
         _number(trial, "latency_s", trial.user_attrs.get("latency_s"), least=math.ulp(0.0)),
         _number(trial, "latency_se_s", trial.user_attrs.get("latency_se_s", 0.0), least=0.0),
-        batch=space.candidates[index].variant.batch,
+        items=space.candidates[index].variant.items,
         bound_s=bound_s,
     )
     return _judged(trial, window)

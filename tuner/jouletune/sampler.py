@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial, Trial
 
 from jouletune.earlier import Earlier
 from jouletune.errors import SearchError
+from jouletune.objective import Objective
 from jouletune.plain import read_trial
 from jouletune.space import Candidate, Space
 from jouletune.standing import Noted, Standing, Standings, standings_of, told
@@ -24,12 +25,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is looked for: the least energy at a latency of at most `bound_s` (None: no bound).
+    """What is looked for: the least of `objective` at a latency of at most `bound_s` (None: no bound).
 
     `bound_se_s`: the bound's own standard error where it was derived from a measurement. `budget`: how many windows
     there will be in all; None: not known. `min_gain`: the least saving that would be applied, which says when
     looking on is not worth a window; 0: whatever can be had. `earlier`: windows of earlier jobs, a prior for samplers
-    with a model.
+    with a model. `max_power_w`: the most that the mean power may be, with the `rate_hz` at which requests arrive (None:
+    back to back), from which a model knows power. `risk`: no candidate is started that breaks a limit with more
+    probability, the reference and the incumbent apart; None: any, and all that a sampler without a model can do.
     """
 
     bound_s: float | None
@@ -39,19 +42,25 @@ class Question:
     seed: int = 0
     min_gain: float = 0.02
     earlier: tuple[Earlier, ...] = ()
+    objective: Objective = Objective.ENERGY
+    max_power_w: float | None = None
+    rate_hz: float | None = None
+    risk: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a model knows of the search. `expected_gain`: the share of energy that one more window should save.
+    """What a model knows of the search. `expected_gain`: the share of the cost that one more window should save.
 
-    `probability_better_exists`: that a feasible candidate takes clearly less than the one it would choose.
-    `probability_feasible`: of each candidate.
+    `probability_better_exists`: that a feasible candidate costs clearly less than the one it would choose.
+    `probability_feasible`: of each candidate. `barred`: the candidates that may not be started because of the risk
+    alone.
     """
 
     expected_gain: float
     probability_better_exists: float
     probability_feasible: Mapping[int, float]
+    barred: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +76,17 @@ class Belief:
 class CandidateSampler(BaseSampler):
     """Proposes whole candidates: the reference, the incumbent, then what the subclass chooses.
 
+    `has_model`: whether it knows anything of what was not measured, as it must to keep a risk.
+
     In a study of `jouletune.search.Search`, or in any other (docs/search.md, "In a study of your own"): the energy of
     an item is minimized, one window at a time.
     """
 
+    has_model = False
+
     def __init__(self, space: Space, question: Question) -> None:
+        if question.risk is not None and not self.has_model:
+            raise SearchError(f"risk: wanted a sampler with a model, got {type(self).__name__}, which has none")
         self.space = space
         self.question = question
         self.bound_s = question.bound_s
@@ -98,10 +113,10 @@ class CandidateSampler(BaseSampler):
         return self.choose(study, trial, seen)
 
     def best(self, study: Study, n: int) -> list[int]:
-        """At most `n` candidates to choose, the best first: here the feasible ones by mean energy."""
+        """At most `n` candidates to choose, the best first: here the feasible ones by mean cost."""
         seen = self.standings(study)
         feasible = [index for index, standing in seen.items() if standing.feasible]
-        return sorted(feasible, key=lambda index: seen[index].energy_j)[:n]
+        return sorted(feasible, key=lambda index: seen[index].cost(self.question.objective))[:n]
 
     def windows(self, study: Study) -> Iterator[Noted]:
         """Candidate and observation of each window told, in order. Raises SearchError."""

@@ -34,6 +34,11 @@ class Variant:
     batch: int = 1
     instances: int = 1
 
+    @property
+    def items(self) -> int:
+        """How many inferences are under way at a time, back to back."""
+        return self.batch * self.instances
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Candidate:

@@ -11,6 +11,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from jouletune.descent import Known
+from jouletune.objective import Objective
 
 OBSERVATION = "observation"
 CANDIDATE = "candidate"
@@ -30,6 +31,10 @@ class Measured:
     latency_se_s: float
     power_w: float
     feasible: bool
+
+    def cost(self, objective: Objective) -> float:
+        """What is minimised, of this window: power is energy x inferences per second."""
+        return objective.cost(self.energy_j, self.latency_s, self.power_w / self.energy_j)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,11 @@ class Standing:
     @property
     def energy_j(self) -> float:
         """The mean over its windows."""
-        return sum(window.energy_j for window in self.measured) / len(self.measured)
+        return self.cost(Objective.ENERGY)
+
+    def cost(self, objective: Objective) -> float:
+        """The mean over its windows."""
+        return sum(window.cost(objective) for window in self.measured) / len(self.measured)
 
     @property
     def feasible(self) -> bool:
@@ -85,10 +94,10 @@ class Standing:
         mean = sum(breach(window, bound_s) for window in self.measured) / len(self.measured)
         return min(mean, 0.0) if self.feasible else mean
 
-    def merit(self, bound_s: float | None) -> Known:
-        """For the descent: feasible by energy, then over a limit of power, then too slow."""
+    def merit(self, bound_s: float | None, objective: Objective) -> Known:
+        """For the descent: feasible by cost, then over a limit of power, then too slow."""
         if self.feasible:
-            return Known((0, self.energy_j))
+            return Known((0, self.cost(objective)))
         if not self.measured:
             return Known((3, 0.0), slow=True)
         if bound_s is None or all(window.latency_upper_s <= bound_s for window in self.measured):
@@ -113,13 +122,13 @@ def window_of(
     latency_s: float,
     latency_se_s: float,
     *,
-    batch: int,
+    items: int,
     bound_s: float | None,
     bound_error: float = 0.0,
 ) -> Measured:
     """A window that only numbers are known of, judged by the bound, whose own relative error is `bound_error`.
 
-    `energy_j` per item, `latency_s` of the whole batch.
+    `energy_j` per item, `latency_s` of a request; `items` are under way at a time: a batch in each instance.
     """
     upper_s = latency_s * (1.0 + _UPPER * math.hypot(latency_se_s / latency_s, bound_error))
     return Measured(
@@ -128,7 +137,7 @@ def window_of(
         latency_s=latency_s,
         latency_upper_s=upper_s,
         latency_se_s=latency_se_s,
-        power_w=energy_j * batch / latency_s,
+        power_w=energy_j * items / latency_s,
         feasible=bound_s is None or upper_s <= bound_s,
     )
 

@@ -149,7 +149,7 @@ class Suggester:
             window.energy_se_j,
             window.latency_s,
             window.latency_se_s,
-            batch=self.problem.space.candidates[index].variant.batch,
+            items=self.problem.space.candidates[index].variant.items,
             bound_s=self.search.bound_s,
             bound_error=self._bound_error,
         )
