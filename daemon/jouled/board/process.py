@@ -321,3 +321,32 @@ def start_with_socket(argv: Sequence[str], descriptor: int) -> Beside:
         )
     except OSError as error:
         raise ToolAbsentError(f"{argv[0]}: cannot be started: {error.strerror}", argv=argv) from error
+
+
+def start_guard(argv: Sequence[str], terminal: int) -> Beside:
+    """Start a program that hears us by a pipe and has `terminal` as its standard output, in a session of its own.
+
+    The caller reaps it. Raises ToolAbsentError.
+    """
+    try:
+        return subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=terminal,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            cwd="/",
+            env={"PATH": BOARD_PATH},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ToolAbsentError(f"{argv[0]}: cannot be started: {error.strerror}", argv=argv) from error
+
+
+def reap(child: Beside, timeout_s: float) -> None:
+    """Wait for one that should end by itself; SIGKILL where it does not."""
+    try:
+        child.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from jouled.board.modename import mode_name
 from jouled.cli.output import FIXED, VARIANT_AXES, candidates_text, duration, quantity, short_names, variant_name
@@ -19,9 +19,10 @@ _MODE_WIDTH = 24
 
 
 class Progress:
-    """Plain lines on standard error, one for each thing that a person wants to know."""
+    """Plain lines, one for each thing that a person wants to know; on standard error where no stream is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out
         self._began_s: float | None = None
         self._reference_j: float | None = None
         self._axes: Mapping[str, Sequence[Any]] | None = None
@@ -33,7 +34,9 @@ class Progress:
             self._began_s = float(event["t_s"])
         if line is not None:
             passed_s = float(event["t_s"]) - self._began_s
-            print(f"{int(passed_s) // 60:3d}:{int(passed_s) % 60:02d}  {line}", file=sys.stderr, flush=True)
+            print(
+                f"{int(passed_s) // 60:3d}:{int(passed_s) % 60:02d}  {line}", file=self._out or sys.stderr, flush=True
+            )
 
     def _line(self, event: Event) -> str | None:
         kind = event["event"]

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from jouled.cli.arguments import here
+from jouled.cli.display import displayed, is_wanted
 from jouled.cli.output import candidates_text, duration, ending
 from jouled.cli.progress import Progress
 from jouled.cli.site import arrival_of, open_site, require_root
@@ -37,8 +38,8 @@ def tune(arguments: argparse.Namespace) -> int:
             require_root(site, "tune")
         runner = site.make_runner(arrival)
         cancellation, export, lines = Cancellation(), Export(), _Lines()
-        sinks: tuple[Sink, ...] = (export, *_sinks(arguments, lines))
-        with _signals(cancellation):
+        with _signals(cancellation), _shown(arguments, lines, cancellation) as shown:
+            sinks: tuple[Sink, ...] = (export, *shown)
             result = run_job(site.host, request, runner, cancellation=cancellation, sinks=sinks)
     finally:
         site.close()
@@ -87,12 +88,18 @@ class _Lines:
         Events(site.host.clock, result.job, [self], int(self.last.get("seq", 0))).emit("finished", result=told)
 
 
-def _sinks(arguments: argparse.Namespace, lines: _Lines) -> tuple[Sink, ...]:
+@contextmanager
+def _shown(arguments: argparse.Namespace, lines: _Lines, cancellation: Cancellation) -> Iterator[tuple[Sink, ...]]:
+    """Who hears the events: a display where there is a terminal, else lines."""
     if arguments.json_lines:
-        return (lines,)
-    if arguments.json:
-        return ()
-    return (Progress(),)
+        yield (lines,)
+    elif arguments.json:
+        yield ()
+    elif arguments.dry_run or not is_wanted():
+        yield (Progress(),)
+    else:
+        with displayed(lambda: cancellation.ask("user", "stopped by key q"), lambda: cancellation.asked) as display:
+            yield (display,)
 
 
 # --- when it is over ----------------------------------------------------------------------------------------
