@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -26,7 +26,8 @@ from optuna.trial import FrozenTrial
 from scipy.special import ndtr
 
 from jouletune.earlier import Earlier
-from jouletune.mixture import Mixture
+from jouletune.mixture import Combined, Mixture
+from jouletune.objective import cost_sum, power_sum
 from jouletune.sampler import Belief, CandidateSampler, Outlook, Question
 from jouletune.space import Space
 from jouletune.standing import Standing, Standings, standings_of
@@ -78,7 +79,7 @@ class JouleSampler(CandidateSampler):
     def choose(self, study: Study, trial: FrozenTrial | None, seen: Standings) -> int | None:
         """As the base says, and measured ones again."""
         view = self._view(study)
-        allowed = self._allowed(seen, view)
+        allowed = self._allowed(seen, view) & self._safe(view)
         if not allowed.any():
             return None
         if self._has_ended(view, allowed):
@@ -102,24 +103,33 @@ class JouleSampler(CandidateSampler):
         for index, standing in seen.items():
             is_known = bool(standing.measured) and not standing.cut and not standing.failed
             allowed[index] = is_known and view.choice is not None and len(standing.measured) < _MOST_WINDOWS
-        if self.question.risk is not None:
-            allowed &= view.feasible >= 1.0 - self.question.risk
         return allowed
 
+    def _safe(self, view: View) -> NDArray[np.bool_]:
+        """What may be started as far as the risk goes."""
+        safe = view.feasible >= 1.0 - (1.0 if self.question.risk is None else self.question.risk)
+        safe[list(self.start)] = True
+        return safe
+
     def best(self, study: Study, n: int) -> list[int]:
-        """Those that pass by mean energy, then the others that were measured as feasible."""
+        """Those that pass by mean cost, then the others that were measured as feasible; none that is too risky."""
         seen = standings_of(self._told(study))
         if not any(standing.measured for standing in seen.values()):
             return []
-        ranked = list(self._view(study).ranked)
-        rest = [index for index, standing in seen.items() if standing.feasible and index not in ranked]
-        return (ranked + sorted(rest, key=lambda index: seen[index].energy_j))[:n]
+        view = self._view(study)
+        rest = [index for index, standing in seen.items() if standing.feasible and index not in view.ranked]
+        rest.sort(key=lambda index: seen[index].cost(self.question.objective))
+        safe = self._safe(view)
+        return [index for index in (*view.ranked, *rest) if safe[index]][:n]
 
     def outlook(self, study: Study) -> Outlook | None:
         view = self._view(study)
-        allowed = self._allowed(standings_of(self._seen), view)
+        tried = standings_of(self._seen)
+        open_, safe = self._allowed(tried, view), self._safe(view)
+        allowed = open_ & safe
         gain = float(view.gain[allowed].max()) if allowed.any() and view.choice is not None else 0.0
-        return Outlook(gain, view.better, dict(enumerate(map(float, view.feasible))))
+        barred = frozenset(int(index) for index in np.flatnonzero(open_ & ~safe)) - tried.keys()
+        return Outlook(gain, view.better, dict(enumerate(map(float, view.feasible))), barred)
 
     def beliefs(self, study: Study) -> Mapping[int, Belief] | None:
         mixture = self._view(study).mixture
@@ -196,7 +206,8 @@ def _errors(readings: Sequence[Reading]) -> tuple[float, float]:
 def judge(mixture: Mixture, seen: Standings, question: Question, errors: tuple[float, float]) -> View:
     """The view from a belief: what passes, and what one more window of each candidate is worth."""
     mean, sd = mixture.latencies()
-    energy, _ = mixture.energies()
+    cost = mixture.combined([cost_sum(question.objective, one.variant) for one in mixture.space.candidates])
+    power = _power(mixture, seen, question)
     bound, bound_se = _bound(mixture, seen, question)
     passing = [
         index
@@ -205,10 +216,11 @@ def judge(mixture: Mixture, seen: Standings, question: Question, errors: tuple[f
         and not _is_barred(standing, question.bound_s)
         and index in mixture.trusted
         and (bound is None or mean[index] + margin(sd[index], bound_se) <= bound)
+        and (power is None or power.middle()[index] <= 0.0)
     ]
-    ranked = tuple(sorted(passing, key=lambda index: energy[index]))
-    passes = _would_pass(mixture, bound, bound_se, errors[LATENCY])
-    feasible = _chance(mixture, bound, bound_se)
+    ranked = tuple(sorted(passing, key=lambda index: cost.middle()[index]))
+    passes = _would_pass(mixture, bound, bound_se, errors[LATENCY]) * _under(power, errors[ENERGY])
+    feasible = _chance(mixture, bound, bound_se) * _under(power, 0.0)
     for index, standing in seen.items():
         if standing.cut or _is_barred(standing, question.bound_s):
             passes[:, index] = feasible[:, index] = 0.0
@@ -216,31 +228,53 @@ def judge(mixture: Mixture, seen: Standings, question: Question, errors: tuple[f
         gain = passes.mean(axis=0)
         better = float(feasible.mean(axis=0).max())
         return View(mixture, bound, ranked, gain, (), feasible.mean(axis=0), better)
-    gain = _gain(mixture, ranked, passes, errors[ENERGY])
+    gain = _gain(cost, ranked, passes, question.objective.se_ratio(errors[ENERGY], errors[LATENCY]))
     if bound is not None and bound_se > 0.0:
         home = mixture.reference
-        gain[home] = max(gain[home], _gain_of_bound(mixture, seen, ranked, (bound, bound_se), errors[LATENCY]))
+        gain[home] = max(gain[home], _gain_of_bound(cost, seen, ranked, (bound, bound_se), errors[LATENCY]))
     return View(
         mixture,
         bound,
         ranked,
         gain,
-        _doubtful(mixture, seen, ranked[0]),
+        _doubtful(cost, seen, question, ranked[0]),
         feasible.mean(axis=0),
-        _better(mixture, ranked[0], feasible, _CLEARLY),
+        _better(cost, ranked[0], feasible, _CLEARLY),
     )
 
 
-def _doubtful(mixture: Mixture, seen: Standings, choice: int) -> tuple[int, ...]:
+def _power(mixture: Mixture, seen: Standings, question: Question) -> Combined | None:
+    """Log of the mean power over its limit; None: no limit.
+
+    What it is off by, since the latency is a percentile, is taken from the windows seen.
+    """
+    if question.max_power_w is None:
+        return None
+    sums = [power_sum(candidate.variant, question.rate_hz) for candidate in mixture.space.candidates]
+    off = [
+        math.log(window.power_w) - sums[index].at(math.log(window.energy_j), math.log(window.latency_s))
+        for index, standing in seen.items()
+        for window in standing.measured
+    ]
+    shift = median(off) if off else 0.0
+    return mixture.combined([replace(one, offset=one.offset + shift - math.log(question.max_power_w)) for one in sums])
+
+
+def _under(power: Combined | None, error: float) -> Array | float:
+    """Probability of a mean power under the limit as a window would show it, by part."""
+    return 1.0 if power is None else np.asarray(ndtr(-power.mean / np.hypot(power.sd, error)))
+
+
+def _doubtful(cost: Combined, seen: Standings, question: Question, choice: int) -> tuple[int, ...]:
     """Feasible candidates measured once whose reading is not believed and would beat the choice."""
-    energy, _ = mixture.energies()
+    mean = cost.middle()
     return tuple(
         index
         for index, standing in seen.items()
-        if index not in mixture.trusted
+        if index not in cost.mixture.trusted
         and len(standing.measured) == 1
         and standing.feasible
-        and math.log(standing.energy_j) < energy[choice]
+        and math.log(standing.cost(question.objective)) < mean[choice]
     )
 
 
@@ -258,17 +292,17 @@ def _bound(mixture: Mixture, seen: Standings, question: Question) -> tuple[float
 
 
 def _gain_of_bound(
-    mixture: Mixture, seen: Standings, ranked: Sequence[int], bound: tuple[float, float], error: float
+    cost: Combined, seen: Standings, ranked: Sequence[int], bound: tuple[float, float], error: float
 ) -> float:
     """Expected saving by measuring the reference, and so the bound, again: who would pass then?"""
     choice, (bound_log, bound_se) = ranked[0], bound
-    mean, sd = mixture.latencies()
-    energy, _ = mixture.energies()
+    mean, sd = cost.mixture.latencies()
+    middle = cost.middle()
     whole = math.hypot(bound_se, error)
     left, moved = bound_se * error / whole, bound_se**2 / whole
-    known = [index for index, standing in seen.items() if standing.measured and energy[index] < energy[choice]]
+    known = [index for index, standing in seen.items() if standing.measured and middle[index] < middle[choice]]
     gains = [
-        float((energy[choice] - energy[index]) * ndtr((bound_log - margin(sd[index], left) - mean[index]) / moved))
+        float((middle[choice] - middle[index]) * ndtr((bound_log - margin(sd[index], left) - mean[index]) / moved))
         for index in known
     ]
     return max(gains, default=0.0)
@@ -303,23 +337,23 @@ def _would_pass(mixture: Mixture, bound: float | None, bound_se: float, error: f
     return np.asarray(ndtr((bound - needed - mixture.latency) / np.maximum(sd**2 / whole, _LEAST_SD)))
 
 
-def _gain(mixture: Mixture, ranked: Sequence[int], passes: Array, error: float) -> Array:
+def _gain(cost: Combined, ranked: Sequence[int], passes: Array, error: float) -> Array:
     """Expected saving by one more window of each candidate."""
     choice = ranked[0]
-    shared = mixture.shared_energy(choice)
-    variance = mixture.energy_sd**2
+    shared = cost.shared(choice)
+    variance = cost.sd**2
     whole = np.sqrt(variance + error**2)
     moved = np.maximum((variance - shared) / whole, _LEAST_SD)
-    mean, _ = mixture.energies()
+    mean = cost.middle()
     # The choice's own uncertainty is not resolved by measuring another: its mean is what counts.
-    less = mean[choice] - mixture.energy
+    less = mean[choice] - cost.mean
     gain = (_expected_excess(less, moved) * passes).mean(axis=0)
     gain[choice] = 0.0
     if len(ranked) > 1:
         second = ranked[1]
         own = np.maximum((variance - shared[:, [second]]) / whole, _LEAST_SD)[:, choice]
         # With the choice's mean moved up, the second takes its place.
-        gain[choice] = float(_expected_excess(mixture.energy[:, choice] - mean[second], own).mean())
+        gain[choice] = float(_expected_excess(cost.mean[:, choice] - mean[second], own).mean())
     return np.asarray(gain)
 
 
@@ -329,10 +363,10 @@ def _expected_excess(mean: Array, sd: Array) -> Array:
     return np.asarray(sd * (z * ndtr(z) + np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)))
 
 
-def _better(mixture: Mixture, choice: int, feasible: Array, by: float) -> float:
-    """Probability that some feasible candidate takes less by more than `by`; rows taken as independent in a part."""
-    spread = mixture.energy_sd**2 + mixture.energy_sd[:, [choice]] ** 2 - 2.0 * mixture.shared_energy(choice)
-    less = mixture.energy[:, [choice]] - by - mixture.energy
+def _better(cost: Combined, choice: int, feasible: Array, by: float) -> float:
+    """Probability that some feasible candidate costs less by more than `by`; rows taken as independent in a part."""
+    spread = cost.sd**2 + cost.sd[:, [choice]] ** 2 - 2.0 * cost.shared(choice)
+    less = cost.mean[:, [choice]] - by - cost.mean
     each = feasible * ndtr(less / np.sqrt(np.maximum(spread, _LEAST_SD**2)))
     each[:, choice] = 0.0
     return float(1.0 - np.prod(1.0 - each, axis=1).mean())

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp, ndtr
 
+from jouletune.objective import LogSum
 from jouletune.surrogate import ENERGY, LATENCY, PARTS, Case, Fit
 
 Array = NDArray[np.float64]
@@ -19,12 +20,30 @@ _LEAST = 1e-5
 
 @dataclass(frozen=True)
 class _Group:
-    """The parts that share a case: how their energies hang together."""
+    """The parts that share a case: how their rows hang together. Latency first, then energy."""
 
     case: Case
     parts: Ints
-    to_energy: Array
-    pull: Array  # to_energy @ inverse
+    to: tuple[Array, Array]
+    pull: tuple[Array, Array]  # to @ inverse
+
+
+@dataclass(frozen=True)
+class Combined:
+    """A sum of log-energies and log-latencies: mean and standard deviation by part and row."""
+
+    mixture: Mixture
+    weights: tuple[float, float]  # latency, energy
+    mean: Array
+    sd: Array
+
+    def shared(self, index: int) -> Array:
+        """The covariance of every row with that of `index`, `(n_parts, n_rows)`."""
+        return self.mixture.shared(index, self.weights)
+
+    def middle(self) -> Array:
+        """The mean of each row."""
+        return np.asarray(self.mean.mean(axis=0))
 
 
 class Mixture:
@@ -39,6 +58,7 @@ class Mixture:
         shape = (PARTS, n)
         self.latency, self.latency_sd = np.empty(shape), np.empty(shape)
         self.energy, self.energy_sd = np.empty(shape), np.empty(shape)
+        self._both = np.empty(shape)  # the covariance of a row's latency and energy
         cases, models = self._draw()
         few, place = np.unique(models, return_inverse=True)
         mean = fit.surrogate.models.at(range(n), few)
@@ -61,24 +81,40 @@ class Mixture:
         to_latency = np.concatenate([latency, latency], axis=1)
         to_energy = np.concatenate([latency, latency + power], axis=1)
         known = case.inverse @ fit.residuals[:, models[parts]]
-        pull = to_energy @ case.inverse
+        pull_latency, pull = to_latency @ case.inverse, to_energy @ case.inverse
         at = place[parts]
         self.latency[parts] = fit.middle[LATENCY] + mean[LATENCY][at] + (to_latency @ known).T
         self.energy[parts] = fit.middle[ENERGY] + mean[ENERGY][at] + (to_energy @ known).T
-        left = case.sizes.variance(LATENCY) - ((to_latency @ case.inverse) * to_latency).sum(axis=1)
+        left = case.sizes.variance(LATENCY) - (pull_latency * to_latency).sum(axis=1)
         self.latency_sd[parts] = np.sqrt(np.maximum(left, _LEAST**2))
         left = case.sizes.variance(ENERGY) - (pull * to_energy).sum(axis=1)
         self.energy_sd[parts] = np.sqrt(np.maximum(left, _LEAST**2))
-        return _Group(case, parts, to_energy, pull)
+        self._both[parts] = case.sizes.variance(LATENCY) - (pull * to_latency).sum(axis=1)
+        return _Group(case, parts, (to_latency, to_energy), (pull_latency, pull))
+
+    def combined(self, sums: Sequence[LogSum]) -> Combined:
+        """The sum of each row, which all weigh energy and latency alike."""
+        of_energy, of_latency = sums[0].energy, sums[0].latency
+        offsets = np.array([each.offset for each in sums])
+        mean = of_energy * self.energy + of_latency * self.latency + offsets
+        variance = sums[0].variance(self.energy_sd**2, self.latency_sd**2, self._both)
+        return Combined(self, (of_latency, of_energy), mean, np.sqrt(np.maximum(variance, _LEAST**2)))
 
     def shared_energy(self, index: int) -> Array:
         """The covariance of every energy with that of `index`, `(n_parts, n_rows)`."""
+        return self.shared(index, (0.0, 1.0))
+
+    def shared(self, index: int, weights: tuple[float, float]) -> Array:
+        """The same of a sum of latency and energy, so weighted."""
+        of_latency, of_energy = weights
         rows = np.arange(len(self.space))
         alike = self._fit.surrogate.kernel.among(rows, [index])[:, 0]
         result = np.empty_like(self.energy)
         for group in self._groups:
             latency, power = group.case.sizes.shared(alike, (rows == index).astype(float))
-            result[group.parts] = latency + power - group.pull @ group.to_energy[index]
+            prior = (of_latency + of_energy) ** 2 * latency + of_energy**2 * power
+            pull, to = (of_latency * a + of_energy * b for a, b in (group.pull, group.to))
+            result[group.parts] = prior - pull @ to[index]
         return result
 
     def latencies(self) -> tuple[Array, Array]:

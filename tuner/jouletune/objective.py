@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from jouletune.space import Variant
 
@@ -70,8 +71,8 @@ class LogSum:
         """The sum: also of means."""
         return self.energy * log_energy + self.latency * log_latency + self.offset
 
-    def variance(self, energy: float, latency: float, shared: float) -> float:
-        """Of the sum, from the variances of ln(energy_j) and ln(latency_s) and their covariance."""
+    def variance(self, energy: Any, latency: Any, shared: Any) -> Any:
+        """Of the sum, from the variances of ln(energy_j) and ln(latency_s) and their covariance: numbers or arrays."""
         return self.energy**2 * energy + self.latency**2 * latency + 2.0 * self.energy * self.latency * shared
 
 
