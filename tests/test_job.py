@@ -399,6 +399,7 @@ def test_json_holds_every_key_of_the_contract(bench: Bench) -> None:
             "grid_size",
             "trials",
             "measurements",
+            "earlier_measurements",
             "invalid",
             "duration_s",
             "disturbed_s",

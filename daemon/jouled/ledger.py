@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 _SUM = "checksum"
 ROTATE_ABOVE_BYTES = 32 << 20
+LONGEST_LINE_BYTES = 4 << 20
+_BUFFER_BYTES = 256 << 10
 
 Event = Mapping[str, Any]
 
@@ -80,6 +82,34 @@ def _checked(document: Any) -> dict[str, Any]:
     if found != checksum(document):
         raise ValueError("its checksum does not fit")
     return document
+
+
+def rotated(path: Path) -> list[Path]:
+    """What `path` was before it began anew, the oldest first."""
+    return sorted(path.parent.glob(f"{path.stem}.[0-9]*.jsonl"), key=_number)
+
+
+def _number(path: Path) -> int:
+    text = path.name.split(".")[1]
+    return int(text) if text.isdigit() else 0
+
+
+def marked(path: Path, *marks: bytes) -> Iterator[dict[str, Any]]:
+    """The good lines of a file that hold one of `marks`; only those are parsed, one at a time.
+
+    A file that is not there has none. Raises StateError, NotPermittedError.
+    """
+    try:
+        descriptor = _open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    with os.fdopen(descriptor, "rb", buffering=_BUFFER_BYTES) as file:
+        for line in iter(lambda: file.readline(LONGEST_LINE_BYTES), b""):
+            if line.endswith(b"\n") and any(mark in line for mark in marks):
+                try:
+                    yield decode_line(line)
+                except ValueError:
+                    continue
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, bytes, bool]]:

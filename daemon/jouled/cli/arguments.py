@@ -35,6 +35,7 @@ KEYS = {
     "clocks": "grid.clocks",
     "workload": "workload.default",
     "keep_samples": "job.keep_samples",
+    "fresh": "job.fresh",
 }
 
 
@@ -156,6 +157,9 @@ def _tune(verbs: Any) -> None:
     job.add_argument("--max-duration-s", metavar="S", type=float, help="the search ends in time for it (default 1800)")
     job.add_argument(
         "--keep-samples", action="store_true", default=None, help="raw samples, an npz a window, below the state folder"
+    )
+    job.add_argument(
+        "--fresh", action="store_true", default=None, help="ignore what earlier jobs measured on this board"
     )
     job.add_argument("--export", metavar="GRID.csv", type=Path, help="write what was measured as a board for --table")
     job.add_argument("--fail-on-no-gain", action="store_true", help="exit 4 where nothing better was found")

@@ -8,7 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from jouled.board.modename import mode_name
-from jouled.cli.output import FIXED, VARIANT_AXES, candidates_text, duration, quantity, short_names, variant_name
+from jouled.cli.output import (
+    FIXED,
+    VARIANT_AXES,
+    candidates_text,
+    counted,
+    duration,
+    quantity,
+    short_names,
+    variant_name,
+)
 from jouled.job.events import Event
 from jouletune.space import PowerMode, Variant
 
@@ -126,6 +135,9 @@ def _phase(event: Event) -> str | None:
         bound_s = event["bound_s"]
         bound = "" if bound_s is None else f", latency at most {quantity(bound_s, 's')}"
         return f"search{bound}"
+    if event["phase"] == "known":
+        count, jobs = len(event["earlier"]), event["jobs"]
+        return f"{counted(count, 'window')} of {counted(jobs, 'earlier job')} are known" if count else None
     if event["phase"] == "finals":
         return f"finals, since the search has ended: {event['reason']}"
     return str(event["phase"])

@@ -169,6 +169,7 @@ class JobTable:
     guard: tuple[str, ...] = _key(many(text(r".*", "text"), of="a program and its arguments", distinct=False), ())
     memory_reserve_bytes: int = _key(integer(0, 10**12, "bytes"), 536_870_912)
     keep_samples: bool = _key(flag(), False)
+    fresh: bool = _key(flag(), False)
 
 
 @dataclass(frozen=True, slots=True)

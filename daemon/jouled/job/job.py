@@ -27,6 +27,7 @@ from jouled.errors import (
 )
 from jouled.job.cancel import Cancellation, Cancelled
 from jouled.job.custody import BoardCustody, Charge, Custody
+from jouled.job.earlier import Known, first_candidate, identity_of, identity_record, known_before
 from jouled.job.events import Event, Events, Sink, finite
 from jouled.job.fixed import FixedCustody, HeldError
 from jouled.job.ground import Ground, check_gpu_is_free, check_locking
@@ -114,6 +115,7 @@ class Job:
         self._samples = Samples(host.state_dir, job, self._config.store.keep_jobs) if is_kept else None
         self._meter: Meter | None = None
         self._marks: dict[str, str] = {}
+        self._started: dict[str, Any] = {}
         self.result = JobResult(job=self._id)
         charge = Charge(host, request, runner, self._events, self._warn, job, who)
         self._custody: Custody = FixedCustody(charge) if request.fixed else BoardCustody(charge)
@@ -199,7 +201,8 @@ class Job:
         told = announcement(self._request, ground, self.result.arrival, host.clock.wall_s())
         self._marks = dict(self._request.workload_marks())
         record, given = space_record(ground.space), settings_given(self._config)
-        self._events.emit("job_started", space=record, workload_marks=self._marks, settings=given, **told)
+        self._started = {"workload_marks": self._marks, **identity_record(self._request, ground), **told}
+        self._events.emit("job_started", space=record, settings=given, **self._started)
         check_gpu_is_free(host, ground.observer, self._cancellation)
         check_locking(host, self._config.grid.clocks)
         if not ground.observer.thermal().zones_c:
@@ -246,15 +249,18 @@ class Job:
             if made := rebuild_missing(storage, earlier):
                 self._warn(f"the study database lacked {made} earlier jobs; they were told again from the ledger")
 
+            known, incumbent = self._known(ground)
+
             def make_search(bound_s: float | None) -> Search:
                 return Search(
                     ground.space,
                     sampler=self._config.job.sampler,
                     bound_s=bound_s,
                     seed=self._request.seed,
-                    incumbent=self._request.searched_incumbent(ground.incumbent),
+                    incumbent=incumbent,
                     budget=self._config.job.budget,
                     min_gain=self._config.target.min_gain,
+                    earlier=known.windows,
                     storage=storage,
                     study_name=study_name(self._id),
                 )
@@ -275,6 +281,15 @@ class Job:
         fill_sides(self.result, trials, finding)
         self._settle(finding.decision)
         self.result.applied = self._custody.enforce(ground, finding, trials, modes, self._marks)
+
+    def _known(self, ground: Ground) -> tuple[Known, int | None]:
+        """What the search begins with besides the reference, said before the first window."""
+        runtime = self._marks.get(RUNTIME)
+        own = identity_of(self._started, runtime)
+        known = known_before(self._host, ground, self._request, self._id, own)
+        self.result.earlier_measurements = len(known.windows)
+        self._events.emit("phase", phase="known", runtime=runtime, **known.as_fields())
+        return known, first_candidate(self._host, ground, self._request, self._marks)
 
     def _wait_idle(self) -> None:
         for _ in range(_IDLE_STEPS):

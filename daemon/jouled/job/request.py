@@ -99,11 +99,14 @@ class Request:
             is_bounded=not self.config.target.no_latency_bound,
         )
 
+    @property
+    def searched_policy(self) -> ClocksPolicy:
+        """Under which candidates are tried; where both are asked for, the other one only in the finals."""
+        return ClocksPolicy.LOCKED if self.config.grid.clocks == "locked" else ClocksPolicy.CAPPED
+
     def searched_incumbent(self, incumbent: Arm) -> int | None:
         """Where the search may start from besides the reference: what is in force, if under the policy searched."""
-        locked = self.config.grid.clocks == ClocksPolicy.LOCKED.value
-        is_searched = (incumbent.policy is ClocksPolicy.LOCKED) == locked
-        return incumbent.index if is_searched else None
+        return incumbent.index if incumbent.policy is self.searched_policy else None
 
     def reserve_s(self, mean_trial_s: float) -> float:
         """What must be left of `max_duration_s` before a window of the search: the finals and all that follows."""

@@ -88,6 +88,7 @@ class JobResult:
     grid_size: int | None = None
     trials: int = 0
     measurements: int = 0
+    earlier_measurements: int = 0
     invalid: dict[str, int] = field(default_factory=dict)
     duration_s: float = 0.0
     disturbed_s: float = 0.0
@@ -130,6 +131,7 @@ class JobResult:
             "grid_size": self.grid_size,
             "trials": self.trials,
             "measurements": self.measurements,
+            "earlier_measurements": self.earlier_measurements,
             "invalid": self.invalid,
             "duration_s": self.duration_s,
             "disturbed_s": self.disturbed_s,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jouled.job.tuning import observation_of
 from jouled.study import rebuild_study
+from jouletune.earlier import decode_earlier
 from jouletune.errors import JouletuneError
 from jouletune.search import Search
 from jouletune.space import Candidate, PowerMode, Space, Variant
@@ -65,11 +66,13 @@ def rebuild_missing(storage: RDBStorage, events: Sequence[Mapping[str, Any]]) ->
 def _rebuild(storage: RDBStorage, started: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> None:
     space = space_of(started["space"])
     bound_s = next((event["bound_s"] for event in events if event.get("phase") == "search"), None)
+    known = next((event["earlier"] for event in events if event.get("phase") == "known"), ())
+    earlier = decode_earlier(known, len(space))
     trials = [Trial.from_dict(event["trial"]) for event in events if event.get("event") == "trial"]
     told = [(trial.index, observation_of(trial, bound_s)) for trial in trials if trial.purpose in _SEARCHED]
 
     def make_search(store: RDBStorage, name: str) -> Search:
-        seed = int(started["seed"])
-        return Search(space, sampler=started["sampler"], bound_s=bound_s, seed=seed, storage=store, study_name=name)
+        how: dict[str, Any] = {"sampler": started["sampler"], "seed": int(started["seed"]), "earlier": earlier}
+        return Search(space, bound_s=bound_s, storage=store, study_name=name, **how)
 
     rebuild_study(storage, study_name(str(started["job"])), make_search, told)

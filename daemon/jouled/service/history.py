@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jouled.ledger import decode_line
+from jouled.ledger import decode_line, rotated
 from jouled.service.told import check_line
 from jouled.state import Counters, LastJob
 from jouletune.space import Candidate
@@ -175,12 +175,12 @@ class History:
     def _remember(self) -> None:
         """What must stay known when a file has grown too large and begun anew: ends of jobs, changes, what was asked
         of jobs. The ledger comes first, so that it is known which jobs matter."""
-        for path in _rotated(self._ledger.path):
+        for path in rotated(self._ledger.path):
             for record in _marked(path, *_LASTING):
                 self._take_event(record)
         for record in self._ledger.records():
             self._take_event(record)
-        for path in _rotated(self._requests.path):
+        for path in rotated(self._requests.path):
             for record in _marked(path, *_OF_JOBS):
                 self._take_request(record)
 
@@ -313,7 +313,7 @@ class History:
         """All events (of a kind) of one job, read from the ledger and those that were rotated away."""
         mark = f'"job":"{job}"'.encode()
         found: list[Record] = []
-        for path in (*_rotated(self._ledger.path), self._ledger.path):
+        for path in (*rotated(self._ledger.path), self._ledger.path):
             found += [record for record in _marked(path, mark) if event in (None, record.get("event"))]
         return [record for record in found if record.get("job") == job]
 
@@ -327,16 +327,6 @@ def _record(line: bytes) -> Record:
 
 def _key(candidate: Any) -> str:
     return json.dumps(candidate, sort_keys=True)
-
-
-def _rotated(path: Path) -> list[Path]:
-    """What `path` was before it began anew, the oldest first."""
-    return sorted(path.parent.glob(f"{path.stem}.[0-9]*.jsonl"), key=_number)
-
-
-def _number(path: Path) -> int:
-    text = path.name.split(".")[1]
-    return int(text) if text.isdigit() else 0
 
 
 def _marked(path: Path, *marks: bytes) -> Iterator[Record]:
