@@ -82,7 +82,7 @@ def _readings(status: Record, width: int) -> list[Text]:
         else "",
         "heat": ", ".join(
             f"{zone.removesuffix('-thermal').removesuffix('-therm')} {value:.1f}"
-            for zone, value in sorted(found["temperature_c"].items(), key=lambda item: -item[1])
+            for zone, value in sorted(found["temperature_c"].items(), key=lambda item: -item[1])[:8]
         ),
     }
     told["heat"] += " °C" if told["heat"] else ""

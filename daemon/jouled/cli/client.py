@@ -14,7 +14,7 @@ import pwd
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,11 +52,31 @@ class _Connection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
+        self.kept = self.sock  # http.client lets go of it once an answer has begun
         try:
             self.sock.connect(str(self._path))
         except OSError:
             self.sock.close()
             raise
+
+
+class Stream:
+    """Events as they come."""
+
+    def __init__(self, sock: socket.socket, events: Iterator[Record]) -> None:
+        self._sock = sock
+        self._events = events
+
+    def __iter__(self) -> Iterator[Record]:
+        return self
+
+    def __next__(self) -> Record:
+        return next(self._events)
+
+    def stop(self) -> None:
+        """End it, from another thread: whoever waits for the next event waits no more."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
 
 class Client:
@@ -99,13 +119,13 @@ class Client:
             connection.close()
 
     @contextmanager
-    def events(self) -> Iterator[Iterator[Record]]:
-        """What happens from now on. The iterator ends when the daemon ends the stream, or goes."""
+    def events(self) -> Iterator[Stream]:
+        """What happens from now on. The stream ends when the daemon ends it, or goes."""
         connection = self._again(
             self._open_stream, ConnectionResetError, BrokenPipeError, http.client.RemoteDisconnected
         )
         try:
-            yield _events(connection[1])
+            yield Stream(connection[0].kept, _events(connection[1]))
         finally:
             connection[1].close()
             connection[0].close()

@@ -334,8 +334,16 @@ def _texts(found: Sequence[str] | None) -> Sequence[str]:
 
 # --- which ---------------------------------------------------------------------------------------------------
 
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from jouled.cli.watch import watch
+
+    return watch(arguments, client_of(arguments))
+
+
 _VERBS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "status": status,
+    "watch": _watch,
     "retune": retune,
     "cancel": cancel,
     "apply": apply,

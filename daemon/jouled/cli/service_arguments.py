@@ -12,7 +12,7 @@ _UNITS_S = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
 _LENGTH = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)\s*(s|min|m|h|d)?")
 
 # verbs that only the service can do
-REMOTE = frozenset({"status", "retune", "cancel", "history", "pause"})
+REMOTE = frozenset({"status", "watch", "retune", "cancel", "history", "pause"})
 # verbs for the service, or with --virtual or --table for this process
 EITHER = frozenset({"verify", "apply", "rollback", "forget"})
 
@@ -46,6 +46,7 @@ def add_service_verbs(verbs: Any, board_options: Options, output_options: Option
         return parser
 
     verb("status", "what is in force, what it saves, whether it holds, what happens next")
+    verb("watch", "the same, as it changes, and the job that runs; q leaves, c cancels the job")
     _retune(verb("retune", "have the service find the best mode again, and watch it to its end"))
     cancel = verb("cancel", "stop a job; every knob is put back as it was found")
     cancel.add_argument("job", metavar="JOB", nargs="?", help="default: the one that runs")
