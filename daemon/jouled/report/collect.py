@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,15 +15,18 @@ from jouled.errors import StateError, UsageError
 from jouled.job.result import JobResult
 from jouled.job.studies import space_of
 from jouled.job.summary import counted, energy_error, error_parts, mean_energy_j
-from jouled.job.tuning import observation_of
 from jouled.ledger import decode_line
 from jouled.report.command import command_of, keeping, settings_of, simulated_by
 from jouled.report.traces import traces_of
+from jouletune.earlier import Earlier
 from jouletune.errors import JouletuneError
+from jouletune.front import Front, front_of
+from jouletune.measurement import Measurement
 from jouletune.report.facts import Job, Point, Spread, Window
-from jouletune.sampler import Belief
 from jouletune.space import Space
-from jouletune.trial import Trial
+from jouletune.trial import Infeasible, Trial
+
+log = logging.getLogger(__name__)
 
 _LEAST_WINDOWS, _LEAST_CANDIDATES = 4, 3  # before the model says anything of the rest
 _MOST_CANDIDATES = 2000
@@ -124,7 +128,7 @@ def _events(path: Path, job: str | None) -> Iterator[Event]:
 # --- what follows -------------------------------------------------------------------------------------------
 
 
-def collect(found: Ledgered, options: Mapping[str, str], *, board_options: str = "") -> Job:
+def collect(found: Ledgered, options: Mapping[str, str]) -> Job:
     """The job as the report shows it. `options`: key of the configuration → option of `jouled tune`.
 
     Raises StateError where the ledger was written by a version whose trials are unknown here.
@@ -134,7 +138,6 @@ def collect(found: Ledgered, options: Mapping[str, str], *, board_options: str =
     space = _space(started)
     windows = _windows(found)
     trials = [window.trial for window in windows]
-    bound_s = result.get("latency_bound_s")
     points = tuple(_points(trials, result, space))
     settings = settings_of(started.get("settings") or (), options)
     simulated = simulated_by(result)
@@ -150,7 +153,7 @@ def collect(found: Ledgered, options: Mapping[str, str], *, board_options: str =
         space=space,
         windows=tuple(windows),
         points=points,
-        beliefs=_beliefs(space, trials, bound_s, int(result.get("seed") or 0), result),
+        front=_front(space, trials, result),
         settings=settings,
         marks=dict(started.get("workload_marks") or {}),
         command=command,
@@ -253,23 +256,30 @@ def _point(index: int, policy: str, same: Sequence[Trial], side: Mapping[str, An
     )
 
 
-def _beliefs(
-    space: Space | None, trials: Sequence[Trial], bound_s: float | None, seed: int, result: Mapping[str, Any]
-) -> Mapping[int, Belief] | None:
-    """What the model makes of all valid windows of the policy that was searched; None: too few for it."""
+def _front(space: Space | None, trials: Sequence[Trial], result: Mapping[str, Any]) -> Front | None:
+    """What the model makes of all valid windows under the policy that was searched; None: too few for it."""
     if space is None or not 1 < len(space) <= _MOST_CANDIDATES:
         return None
     policy = "locked" if result.get("clocks") == "locked" else "capped"
     told = [trial for trial in trials if trial.invalid is None and trial.policy == policy]
-    whole = [trial for trial in told if trial.measurement is not None]
-    if len(whole) < _LEAST_WINDOWS or len({trial.index for trial in told}) < _LEAST_CANDIDATES:
+    windows = [_window(trial.index, trial.measurement) for trial in told if trial.measurement is not None]
+    if len(windows) < _LEAST_WINDOWS or len({trial.index for trial in told}) < _LEAST_CANDIDATES:
         return None
-    from jouletune.search import Search
-
+    cut = [trial.index for trial in told if trial.cut and trial.infeasible is Infeasible.LATENCY]
+    bound_s, seed = result.get("latency_bound_s"), int(result.get("seed") or 0)
     try:
-        search = Search(space, sampler="joule", bound_s=bound_s, seed=seed)
-        for trial in told:
-            search.tell(trial.index, observation_of(trial, bound_s))
-        return search.beliefs()
-    except JouletuneError:
+        return front_of(space, windows, seed=seed, cut=cut, bound_s=bound_s)
+    except (JouletuneError, ArithmeticError, ValueError) as error:  # a prediction is no part that a page needs
+        log.warning("the model says nothing of this job: %s", error)
         return None
+
+
+def _window(index: int, measurement: Measurement) -> Earlier:
+    return Earlier(
+        index=index,
+        energy_j=measurement.energy_j,
+        energy_se_j=measurement.energy_se_j,
+        latency_s=measurement.latency_s,
+        latency_se_s=measurement.latency_se_s,
+        age_s=0.0,
+    )

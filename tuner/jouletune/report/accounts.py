@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jouletune.report.facts import Job, Window
 from jouletune.report.markup import Piece, element, join, rows, table, told
-from jouletune.report.words import NONE, candidate_text, counted, percent, quantity, span
+from jouletune.report.words import AXES, NONE, candidate_text, counted, percent, quantity, span
 from jouletune.trial import Purpose
 
 PURPOSES = {
@@ -33,7 +33,7 @@ def invalid(job: Job) -> Piece:
         words = ", ".join(f"{count} × {reason}" for reason, count in sorted(reasons.items()))
         cut = sum(one.trial.cut for one in broke)
         pieces.append(
-            element("p", f"{counted(len(broke), 'window')} broke a limit ({words}); {cut} of them cut short.")
+            element("p", f"{counted(len(broke), 'window')} broke a limit ({words}), {cut} cut short. Evidence too.")
         )
     told_counts = [told(job.result, f"invalid.{reason}", f"{count} × {reason}") for reason, count in counts.items()]
     pieces.append(element("p", "Counted: ", join(*told_counts, by=", ")) if told_counts else "")
@@ -98,7 +98,7 @@ def reproduce(job: Job) -> Piece:
     """The command, the settings, what it ran on."""
     result = job.result
     space = job.space
-    axes = "" if space is None else ", ".join(f"{axis.name} {len(axis.values)}" for axis in space.axes)
+    axes = "" if space is None else " × ".join(f"{AXES[axis.name]} {len(axis.values)}" for axis in space.axes)
     versions = ", ".join(f"{name} {version}" for name, version in (result.get("versions") or {}).items())
     bound = told(result, "latency_bound_s", quantity(job.bound_s, "s", 4)) if job.bound_s is not None else "none"
     facts: list[tuple[str, Piece]] = [

@@ -29,9 +29,9 @@ def maps(job: Job, figures: Mapping[str, Markup]) -> Piece:
         return element("p", _no_map(job))
     panels = [figures[name] for name in names]
     marks = [("scale", "less to more energy"), ("measured", "measured")]
-    marks += [("predicted", "predicted")] if job.beliefs else []
+    marks += [("predicted", "predicted")] if job.front else []
     marks += [("slow", "tried, breaks a limit")] if any(not point.feasible for point in job.points) else []
-    marks += [("slow-predicted", "predicted to break the bound")] if job.beliefs and job.bound_s is not None else []
+    marks += [("slow-predicted", "predicted to break the bound")] if job.front and job.bound_s is not None else []
     marks += [("reference", job.role_title("reference"))]
     marks += [("winner", job.role_title(name))] if (name := job.shown()) else []
     key = element("ul", *(element("li", element("i", class_=mark), word) for mark, word in marks), class_="key")
@@ -44,7 +44,7 @@ def maps(job: Job, figures: Mapping[str, Markup]) -> Piece:
 
 
 def _model_text(job: Job) -> str:
-    if not job.beliefs:
+    if not job.front:
         return "measured; too little was measured for a model to say anything of the rest."
     steered = "which also proposed the windows" if job.sampler == "joule" else f"though {job.sampler} chose the windows"
     return (
@@ -66,8 +66,11 @@ def front(job: Job, figures: Mapping[str, Markup]) -> Piece:
         f"{job.percentile}, which has to lie left of the bound. "
     )
     text += "Shaded: beyond the bound. " if job.bound_s is not None else "No bound was asked for. "
-    if job.beliefs:
-        text += "Hollow circles and the dashed front are the model’s predictions; what lies far outside is not shown. "
+    if job.front:
+        text += (
+            "Hollow circles and the dashed front are the model’s predictions, with bars of 90 % on the front; what "
+            "lies far outside is not shown. Right of the bound they say what a looser one might save. "
+        )
     return _figure(figures, "front", text.strip())
 
 

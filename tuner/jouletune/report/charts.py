@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from jouletune.front import FrontRow
 from jouletune.report import ink
 from jouletune.report.canvas import Plot, plain
 from jouletune.report.facts import Job, Point, Window
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _MARKS = {"reference": "D", "incumbent": "P", "winner": "*", "best_seen": "*"}
 _SIZES = {"D": 6.5, "P": 7.5, "*": 12.0, "o": 5.0}
 _BEYOND = 1.45  # times the bound: how much of what is too slow is shown
-_DEARER = 1.7  # times the least energy
+_DEARER, _LOWEST = 1.7, 0.85  # times the least energy
 
 
 def _colour(role: str) -> str:
@@ -58,7 +59,7 @@ def front(job: Job) -> Plot | None:
     points = [point for point in job.points if point.energy_j is not None and point.latency_s is not None]
     if not points:
         return None
-    predicted = "" if job.beliefs is None else " Hollow circles are predictions, the dashed line their front."
+    predicted = "" if job.front is None else " Hollow circles are predictions, the dashed line their front."
     bound = "" if job.bound_s is None else f" The bound is {quantity(job.bound_s, 's')}."
     return Plot(
         name="front",
@@ -77,7 +78,7 @@ def _draw_front(job: Job, points: Sequence[Point], figure: Figure, is_narrow: bo
     _draw_measured(axes, job, points, scales)
     left, right = _latency_range(job, points)
     axes.set_xlim(left / scales.latency[0], right / scales.latency[0])
-    low, high = _energy_range(points)
+    low, high = _energy_range(job, points, right)
     axes.set_ylim(low / scales.energy[0], high / scales.energy[0])
     if job.bound_s is not None:
         bound = job.bound_s / scales.latency[0]
@@ -89,43 +90,47 @@ def _draw_front(job: Job, points: Sequence[Point], figure: Figure, is_narrow: bo
 
 
 def _latency_range(job: Job, points: Sequence[Point]) -> tuple[float, float]:
+    """What was measured and, where the model says something of it, what a looser bound would allow."""
     uppers = [max(point.latency_s or 0.0, point.latency_upper_s or 0.0) for point in points]
-    shown = [upper for upper in uppers if job.bound_s is None or upper <= _BEYOND * job.bound_s] or uppers
-    right = max([*shown, *([] if job.bound_s is None else [job.bound_s])])
+    end_s = None if job.bound_s is None else _BEYOND * job.bound_s
+    shown = [upper for upper in uppers if end_s is None or upper <= end_s] or uppers
+    right = max([*shown, *([] if end_s is None else [end_s if job.front else job.bound_s or 0.0])])
     left = min(point.latency_s or right for point in points)
-    room = 0.08 * max(right - left, 0.05 * right)
-    return max(0.0, left - room), right + 2 * room
+    room = 0.06 * max(right - left, 0.05 * right)
+    return max(0.0, left - room), right + room
 
 
-def _energy_range(points: Sequence[Point]) -> tuple[float, float]:
+def _energy_range(job: Job, points: Sequence[Point], right_s: float) -> tuple[float, float]:
     known = [(point.energy_j, point.half_j) for point in points if point.energy_j is not None]
     least = min(energy_j for energy_j, _ in known)
     near = [(energy_j, half_j) for energy_j, half_j in known if energy_j <= _DEARER * least]
     low, high = min(e - h for e, h in near), max(e + h for e, h in near)
+    rows = [row for row in (job.front.rows if job.front else ()) if row.latency_s <= right_s]
+    low = min([low, *(max(row.energy_interval_j[0], _LOWEST * least) for row in rows)])
     room = 0.1 * max(high - low, 0.03 * high)
-    return max(0.0, low - room), high + room
+    return max(0.0, low - room), high + 2 * room
 
 
 def _draw_predicted(axes: Axes, job: Job, points: Sequence[Point], scales: _Scales) -> None:
-    if not job.beliefs:
+    if job.front is None:
         return
     measured = {point.index for point in points}
-    every = [(one.latency_s / scales.latency[0], one.energy_j / scales.energy[0]) for one in job.beliefs.values()]
-    open_ = [every[at] for at, index in enumerate(job.beliefs) if index not in measured]
+    style: dict[str, Any] = {"color": ink.light("predicted"), "markersize": 4, "markerfacecolor": "none"}
+    open_ = [row for row in job.front.candidates if row.index not in measured]
     if open_:
-        axes.plot(
-            *zip(*open_, strict=True),
-            linestyle="none",
-            marker="o",
-            markersize=4,
-            markerfacecolor="none",
-            markeredgewidth=0.9,
-            color=ink.light("predicted"),
-            label="predicted",
-        )
-    edge = lower_left(every)
-    style: dict[str, Any] = {"color": ink.light("predicted"), "linewidth": 1.1, "linestyle": (0, (3, 2))}
-    axes.plot(*zip(*edge, strict=True), drawstyle="steps-post", label="front, predicted", **style)
+        x, y = _places(open_, scales)
+        axes.plot(x, y, linestyle="none", marker="o", markeredgewidth=0.9, label="predicted", **style)
+    x, y = _places(job.front.rows, scales)
+    dashes = (0, (3, 2))
+    axes.plot(x, y, drawstyle="steps-post", linewidth=1.1, linestyle=dashes, label="front, predicted", **style)
+    for row in job.front.rows:
+        if row.index not in measured:
+            low, high = (edge / scales.energy[0] for edge in row.energy_interval_j)
+            axes.vlines(row.latency_s / scales.latency[0], low, high, color=style["color"], linewidth=0.8)
+
+
+def _places(rows: Sequence[FrontRow], scales: _Scales) -> tuple[list[float], list[float]]:
+    return [row.latency_s / scales.latency[0] for row in rows], [row.energy_j / scales.energy[0] for row in rows]
 
 
 def _draw_measured(axes: Axes, job: Job, points: Sequence[Point], scales: _Scales) -> None:
@@ -228,7 +233,7 @@ def _draw_windows(axes: Axes, job: Job) -> None:
         trial = window.trial
         assert trial.measurement is not None
         role = roles.get((trial.index, trial.policy), "")
-        name = job.role_title(role) if role else "another" if trial.infeasible is None else "breaks a limit"
+        name = job.role_title(role) if role else "another candidate" if trial.infeasible is None else "breaks a limit"
         mark = _MARKS.get(role, "o")
         low, high = trial.measurement.interval()
         axes.errorbar(
@@ -296,7 +301,8 @@ def _draw_drift(axes: Axes, job: Job) -> None:
             capsize=2,
             linestyle="none",
         )
-    axes.set_ylabel("reference\nmoved, %")
+    _few_ticks(axes)
+    axes.set_ylabel("reference\nmoved, %", labelpad=6)
 
 
 def _draw_heat(axes: Axes, job: Job) -> None:
@@ -307,7 +313,14 @@ def _draw_heat(axes: Axes, job: Job) -> None:
     low, high = min(degrees), max(degrees)
     room = max(1.0, 0.15 * (high - low))
     axes.set_ylim(low - room, high + room)
-    axes.set_ylabel("hottest\nzone, °C")
+    _few_ticks(axes)
+    axes.set_ylabel("hottest\nzone, °C", labelpad=6)
+
+
+def _few_ticks(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=3, steps=[1, 2, 5, 10]))
 
 
 def _shade_finals(panels: Sequence[Axes], job: Job) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jouletune.sampler import Belief
+from jouletune.front import Front, FrontRow
 from jouletune.space import Candidate, PowerMode, Space, Variant
 from jouletune.trial import Trial
 
@@ -77,8 +77,8 @@ class Setting:
 class Job:
     """A job. `result`: what `jouled tune --json` printed, whole; made up as far as known where there is no end.
 
-    `simulated`: "virtual", "recorded" or "". `began_utc`: "2026-12-01 10:20 UTC". `beliefs`: what the model makes of
-    all valid windows, by candidate; None: too little is known. `command`: what does the job again. `keep_command`:
+    `simulated`: "virtual", "recorded" or "". `began_utc`: "2026-12-01 10:20 UTC". `front`: what the model makes of
+    all valid windows; None: too little is known. `command`: what does the job again. `keep_command`:
     what keeps power traces too.
     """
 
@@ -92,13 +92,18 @@ class Job:
     space: Space | None = None
     windows: tuple[Window, ...] = ()
     points: tuple[Point, ...] = ()
-    beliefs: Mapping[int, Belief] | None = None
+    front: Front | None = None
     traces: tuple[Trace, ...] = ()
     settings: tuple[Setting, ...] = ()
     marks: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
     keep_command: str = ""
     ended_phase: str = ""
+
+    @property
+    def beliefs(self) -> Mapping[int, FrontRow]:
+        """What the model makes of each candidate; empty where it says nothing."""
+        return {} if self.front is None else {row.index: row for row in self.front.candidates}
 
     @property
     def noun(self) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from jouletune.front import FrontRow
 from jouletune.report import ink
 from jouletune.report.canvas import Plot
 from jouletune.report.facts import Job, Point
@@ -68,6 +69,7 @@ def maps_of(job: Job) -> Maps | None:
         return None
     ranked = sorted(range(len(space.axes)), key=lambda at: _FIRST.index(space.axes[at].name))
     x, y = ranked[0], ranked[1] if len(ranked) > 1 else None
+    beliefs = job.beliefs
     grouped: dict[tuple[tuple[str, object], ...], list[Cell]] = {}
     for index in range(len(space)):
         place = tuple(
@@ -75,7 +77,7 @@ def maps_of(job: Job) -> Maps | None:
             for at, (axis, rank) in enumerate(zip(space.axes, space.coordinates(index), strict=True))
             if at not in (x, y)
         )
-        grouped.setdefault(place, []).append(_cell(job, space, index, x, y))
+        grouped.setdefault(place, []).append(_cell(job, space, index, (x, y), beliefs))
     energies = [cell.energy_j for cells in grouped.values() for cell in cells if cell.energy_j is not None]
     if not energies:
         return None
@@ -94,11 +96,11 @@ def _worth_showing(grouped: Mapping[tuple[tuple[str, object], ...], Sequence[Cel
     return tuple(panels), len(grouped) - len(panels)
 
 
-def _cell(job: Job, space: Space, index: int, x: int, y: int | None) -> Cell:
-    coordinates = space.coordinates(index)
+def _cell(job: Job, space: Space, index: int, over: tuple[int, int | None], beliefs: Mapping[int, FrontRow]) -> Cell:
+    coordinates, (x, y) = space.coordinates(index), over
     points = [point for point in job.points if point.index == index]
     measured = next((point for point in points if point.energy_j is not None), None)
-    belief = None if job.beliefs is None else job.beliefs.get(index)
+    belief = beliefs.get(index)
     is_slow = bool(points) and not any(point.feasible for point in points)
     if not points and belief is not None and job.bound_s is not None:
         is_slow = belief.latency_s > job.bound_s
@@ -177,14 +179,14 @@ def _counts(maps: Maps) -> tuple[int, int]:
 
 
 def _cell_in(maps: Maps) -> float:
-    return min(0.62, max(2.75 / _counts(maps)[0], 0.12))
+    return min(0.53, max(2.75 / _counts(maps)[0], 0.12))
 
 
 def _size(maps: Maps) -> tuple[float, float]:
     columns, rows = _counts(maps)
-    labels = 0.0 if maps.y is None else 0.78
+    labels = 0.0 if maps.y is None else 0.74
     cell_h = min(0.36, max(3.2 / rows, 0.12))
-    return columns * _cell_in(maps) + labels + 0.12, rows * cell_h + 0.95
+    return columns * _cell_in(maps) + labels + 0.1, rows * cell_h + 0.95
 
 
 def _draw_one(maps: Maps, panel: Panel, figure: Figure, is_narrow: bool) -> None:
@@ -202,7 +204,8 @@ def _draw_all(maps: Maps, columns: int, rows: int, figure: Figure, is_narrow: bo
     shades = ScalarMappable(Normalize(low, high), COLOURMAP)
     bar = figure.colorbar(shades, ax=figure.axes, location="bottom", fraction=0.05, aspect=60, extend="max")
     bar.set_label(
-        f"{prefix}J per {maps.noun}; outlined: measured, inset: predicted, ×: tried and too slow, slash: predicted so"
+        f"{prefix}J per {maps.noun}. Outlined: measured. Inset: predicted. "
+        "Cut corner: predicted to break the bound. ×: tried, breaks a limit."
     )
     bar.outline.set_linewidth(0.4)  # type: ignore[operator]
 
@@ -248,7 +251,7 @@ def _draw_cell(axes: Axes, maps: Maps, cell: Cell, colours: Colormap) -> None:
         return
     low, high = maps.range_j
     shade = colours(min(1.0, (cell.energy_j - low) / (high - low)))
-    grow = 0.47 if cell.is_measured else 0.36
+    grow = 0.43 if cell.is_measured else 0.36
     edge = ink.light("ink") if cell.is_measured else "none"
     axes.add_patch(
         Rectangle(
@@ -257,13 +260,13 @@ def _draw_cell(axes: Axes, maps: Maps, cell: Cell, colours: Colormap) -> None:
             2 * grow,
             facecolor=shade,
             edgecolor=edge,
-            linewidth=1.5 if cell.is_measured else 0.0,
+            linewidth=1.3 if cell.is_measured else 0.0,
         )
     )
     on_cell = "#000000" if _luminance(shade) > 0.36 else "#ffffff"
     _write(axes, maps, cell, on_cell)
     if cell.is_slow:
-        _strike(axes, cell, on_cell, grow)
+        _cut_corner(axes, cell, on_cell, grow)
     if cell.role:
         _frame(axes, cell)
 
@@ -271,24 +274,29 @@ def _draw_cell(axes: Axes, maps: Maps, cell: Cell, colours: Colormap) -> None:
 def _write(axes: Axes, maps: Maps, cell: Cell, colour: str) -> None:
     if _cell_in(maps) < _LEAST_CELL_IN or cell.energy_j is None:
         return
-    number = quantity(cell.energy_j / maps.unit[0], "").strip()
+    number = quantity(cell.energy_j / maps.unit[0], "").split()[0]
     weight, size = ("bold", 8.0) if cell.is_measured else ("normal", 6.8)
     axes.text(cell.x, cell.y, number, ha="center", va="center", color=colour, fontweight=weight, fontsize=size)
 
 
-def _strike(axes: Axes, cell: Cell, colour: str, grow: float) -> None:
-    """Tried: crossed out. Predicted: one stroke."""
-    lines = [((-grow, grow), (-grow, grow))] + ([((-grow, grow), (grow, -grow))] if cell.is_tried else [])
-    for across, up in lines:
-        x, y = [cell.x + step for step in across], [cell.y + step for step in up]
-        axes.plot(x, y, color=colour, linewidth=1.1 if cell.is_tried else 0.6, alpha=0.75, solid_capstyle="butt")
+def _cut_corner(axes: Axes, cell: Cell, colour: str, grow: float) -> None:
+    """In the upper right, beside the number. Tried: a cross there."""
+    from matplotlib.patches import Polygon
+
+    if cell.is_tried:
+        x, y, half = cell.x + grow - 0.1, cell.y + grow - 0.17, (0.055, 0.1)
+        for up in (1, -1):
+            axes.plot((x - half[0], x + half[0]), (y - up * half[1], y + up * half[1]), color=colour, linewidth=1.5)
+        return
+    x, y = cell.x + grow + 0.02, cell.y + grow + 0.02
+    axes.add_patch(Polygon([(x - 0.26, y), (x, y), (x, y - 0.4)], facecolor=ink.light("paper"), linewidth=0))
 
 
 def _frame(axes: Axes, cell: Cell) -> None:
     from matplotlib.patches import Rectangle
 
     role = "winner" if cell.role == "best_seen" else cell.role
-    box = Rectangle((cell.x - 0.47, cell.y - 0.47), 0.94, 0.94, facecolor="none", linewidth=3.2, zorder=5)
+    box = Rectangle((cell.x - 0.44, cell.y - 0.44), 0.88, 0.88, facecolor="none", linewidth=2.8, zorder=5)
     box.set_edgecolor(ink.light(role))
     axes.add_patch(box)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jouletune.report.facts import lookup
+from jouletune.report.words import FIRM
 
 _VOID = frozenset({"meta", "link", "br"})
 
@@ -24,7 +25,9 @@ Piece = str | Markup | None
 
 def escape(piece: Piece) -> str:
     """As it may stand in HTML; None is nothing."""
-    return "" if piece is None else str(piece) if isinstance(piece, Markup) else html.escape(piece)
+    if piece is None or isinstance(piece, Markup):
+        return piece or ""
+    return html.escape(piece.replace(" %", f"{FIRM}%"))
 
 
 def join(*pieces: Piece, by: str = "") -> Markup:
@@ -57,6 +60,8 @@ def table(head: list[str], lines: list[list[Piece]], *, caption: str, class_: st
     body = []
     for line in lines:
         first = element("th", line[0], scope="row")
-        rest = (element("td", cell, data_label=word) for word, cell in zip(head[1:], line[1:], strict=True))
+        rest = (
+            element("td", element("span", cell), data_label=word) for word, cell in zip(head[1:], line[1:], strict=True)
+        )
         body.append(element("tr", first, *rest))
     return element("table", element("caption", caption), columns, element("tbody", *body), class_=class_ or "plain")

@@ -8,7 +8,7 @@ from typing import Any
 from jouletune.report.facts import Job
 from jouletune.report.markup import Markup, Piece, element, join, table, told
 from jouletune.report.sentence import errors, sides_shown
-from jouletune.report.words import NONE, megahertz, percent, quantity, signed_percent, span
+from jouletune.report.words import NONE, counted, megahertz, percent, quantity, signed_percent, span
 
 
 def cards(job: Job) -> Piece:
@@ -25,12 +25,14 @@ def cards(job: Job) -> Piece:
         if job.bound_s is None
         else join("bound: ", told(result, "latency_bound_s", quantity(job.bound_s, "s")))
     )
-    rate = told(result, f"{name}.throughput_hz", f"{side['throughput_hz']:.1f} /s")
+    windows = told(result, "measurements", counted(int(result["measurements"]), "window"))
+    tried = told(result, "trials", str(result["trials"]))
+    of = join(windows, " on ", tried, " of ", told(result, "grid_size", str(result["grid_size"])))
     made = [
         (f"energy per {job.noun}", f"{name}.energy_j", quantity(side["energy_j"], "J"), before),
         (f"latency {job.percentile}", f"{name}.latency_s", quantity(side["latency_s"], "s"), bound),
         ("power at this load", f"{name}.power_w", quantity(side["power_w"], "W"), watts),
-        ("the board was disturbed", "disturbed_s", span(result.get("disturbed_s")), join(f"{job.noun}s: ", rate)),
+        ("the board was disturbed", "disturbed_s", span(result.get("disturbed_s")), of),
     ]
     return element("div", *(_card(job, *one) for one in made), class_="cards")
 
@@ -51,9 +53,16 @@ def sides(job: Job) -> Piece:
     head = ["", *(job.role_title(name) for name in names)]
     lines = [[label, *(cell(job, name) for name in names)] for label, cell in _LINES]
     kept = [line for line in lines if any(text not in (NONE, "") for text in line[1:])]
+    kept = [line for line in kept if str(line[0]) not in _only_one(job, names)]
     kept = [[_label(job, str(line[0])), *line[1:]] for line in kept]
     caption = "± is one standard error. The shunts’ own tolerance is in no number here."
     return table(head, kept, caption=caption, class_="sides")
+
+
+def _only_one(job: Job, names: list[str]) -> set[str]:
+    """Batch and instances say nothing where they are 1 throughout."""
+    variants = [job.result[name]["variant"] for name in names]
+    return {key for key in ("batch", "instances") if all(variant[key] == 1 for variant in variants)}
 
 
 def _label(job: Job, label: str) -> str:
@@ -120,7 +129,7 @@ _LINES: Sequence[tuple[str, Any]] = (
     ("instances", _plain("variant.instances")),
     ("energy per {noun}", _number("energy_j", "J")),
     ("its standard error", _spread),
-    ("against the first", _against),
+    ("change", _against),
     ("power at this load", _number("power_w", "W")),
     ("latency {p}", _number("latency_s", "s")),
     ("its upper limit (95 %)", _number("latency_upper_s", "s")),

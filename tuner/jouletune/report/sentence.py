@@ -77,7 +77,7 @@ def _tuned(job: Job) -> Markup:
     if same_arm(winner, reference):
         text = str((result.get("reason") or {}).get("text") or "")
         return join("The board’s own mode is in force again: ", element("q", told(result, "reason.text", text)))
-    parts: list[Piece] = [f"On {result['board']}, running {result['workload']} ({result['arrival']}), "]
+    parts: list[Piece] = [f"On {result['board']}, running {result['workload']} {_arrival(job)}, "]
     parts += [element("strong", _change(job)), " takes "]
     parts += [
         told(result, "winner.energy_j", quantity(winner["energy_j"], "J")),
@@ -89,6 +89,11 @@ def _tuned(job: Job) -> Markup:
     parts += [": ", *_saving(job), ", on rail ", told(result, "rail", str(result["rail"]))]
     parts += [f" ({result['rail_coverage']})" if result.get("rail_coverage") else "", ". ", _latency(job)]
     return join(*parts)
+
+
+def _arrival(job: Job) -> str:
+    arrival = str(job.result.get("arrival") or "")
+    return "back to back" if arrival == "back_to_back" else f"({arrival})"
 
 
 def _saving(job: Job) -> list[Piece]:
@@ -119,7 +124,7 @@ def _sensor_of_saving(job: Job) -> str:
     if len(spreads) < 2:
         return ""
     sensor = 1.96 * math.hypot(*(spread.sensor for spread in spreads))
-    return f"; of that ± {percent(sensor, 2)} by the steps of the sensor, which no repeat lessens"
+    return f"; ± {percent(sensor)} of it come from the steps of the sensor, and no repeat lessens them"
 
 
 def errors(job: Job, name: str) -> Piece:
@@ -163,7 +168,9 @@ def _latency(job: Job) -> Piece:
     if job.bound_s is None:
         return join(*parts, "; no bound was asked for.")
     bound = told(result, "latency_bound_s", quantity(job.bound_s, "s", 3) or NONE)
-    return join(*parts, ", the bound ", bound, ".")
+    upper_s = winner["latency_upper_s"]
+    is_kept = upper_s is not None and upper_s <= job.bound_s
+    return join(*parts, ", within the bound of " if is_kept else ", the bound is ", bound, ".")
 
 
 def simulated_note(job: Job) -> str:

@@ -20,7 +20,7 @@ p{margin:.5rem 0;max-width:46rem}
 max-width:none;margin:1rem 0}
 .muted,figcaption,caption,footer{color:var(--muted)}
 q{font-style:italic}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(11.5rem,1fr));gap:.8rem;margin:1.4rem 0;padding:0}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr));gap:.8rem;margin:1.4rem 0;padding:0}
 .cards div{background:var(--wash);border-radius:.5rem;padding:.8rem 1rem}
 .cards b{display:block;font-size:1.55rem;line-height:1.25;letter-spacing:-.01em}
 .cards span.what{display:block;color:var(--muted);font-size:.88rem}
@@ -36,10 +36,9 @@ svg{display:block;width:100%;height:auto}
 .key i{display:inline-block;flex:none;width:1.15rem;height:1.15rem;background:#7c7b78;position:relative}
 .key .measured{outline:2px solid var(--ink);outline-offset:-1px}
 .key .predicted{transform:scale(.7)}
-.key .slow,.key .slow-predicted{background:linear-gradient(to top right,#7c7b78 44%,#fff 45%,#fff 55%,#7c7b78 56%)}
-.key .slow{outline:2px solid var(--ink);outline-offset:-1px}
-.key .slow::after{content:"";position:absolute;inset:0;
-background:linear-gradient(to bottom right,transparent 44%,#fff 45%,#fff 55%,transparent 56%)}
+.key .slow-predicted{clip-path:polygon(0 0,60% 0,100% 40%,100% 100%,0 100%)}
+.key .slow::after{content:"×";position:absolute;right:.1em;top:0;line-height:.8;color:#fff;font-weight:700;
+font-style:normal}
 .key .reference{outline:3px solid var(--reference);outline-offset:-2px;background:none}
 .key .winner{outline:3px solid var(--winner);outline-offset:-2px;background:none}
 .key .scale{width:7rem;background:linear-gradient(to right,#00224e,#35456c,#666970,#948e77,#c8b866,#fee838)}
@@ -62,14 +61,14 @@ footer{font-size:.85rem;margin-top:3rem;padding-bottom:2.5rem}
 @media (max-width:46rem){
 .wide{display:none}.narrow{display:block}
 .maps{justify-content:center}
-thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
-tbody,tr,td,tbody th{display:block}
-table{display:block}caption{display:block}
-tr{border-bottom:1px solid var(--line);padding:.5rem 0}
-th,td{border:0;padding:.08rem 0}
-.sides tbody th:first-child{font-weight:600;color:var(--ink)}
-td{display:grid;grid-template-columns:minmax(6.5rem,38%) 1fr;gap:.8rem}
-td::before{content:attr(data-label);color:var(--muted)}
+.plain thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
+.plain,.plain caption,.plain tbody,.plain tr,.plain td,.plain tbody th{display:block}
+.plain tr{border-bottom:1px solid var(--line);padding:.5rem 0}
+.plain th,.plain td{border:0;padding:.08rem 0}
+.plain td{display:grid;grid-template-columns:minmax(6.5rem,38%) 1fr;gap:.8rem}
+.plain td::before{content:attr(data-label);color:var(--muted)}
+.sides{font-size:.85rem}
+.sides th,.sides td{padding-right:.5rem}
 dl{grid-template-columns:1fr;gap:0}dd{margin-bottom:.6rem}
 }
 @media print{

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from jouletune.space import Candidate, PowerMode, Variant
 
 NONE = "–"
+FIRM = "\u00a0"  # a space at which no line breaks
 _SCALES = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"))
 
 
@@ -19,7 +20,7 @@ def quantity(value: float | None, unit: str, digits: int = 3) -> str:
     scale, prefix = scale_of(value)
     scaled = float(f"{value / scale:.{digits}g}")  # 9.998 is 10.0, not 10.00
     places = max(0, digits - len(str(int(abs(scaled)))))
-    return f"{scaled:.{places}f} {prefix}{unit}"
+    return f"{scaled:.{places}f}{FIRM}{prefix}{unit}"
 
 
 def scale_of(value: float) -> tuple[float, str]:
@@ -31,12 +32,12 @@ def scale_of(value: float) -> tuple[float, str]:
 
 def percent(ratio: float | None, places: int = 1) -> str:
     """A ratio as a percentage."""
-    return NONE if ratio is None else f"{100 * ratio:.{places}f} %".replace("-", "−")
+    return NONE if ratio is None else f"{100 * ratio:.{places}f}{FIRM}%".replace("-", "−")
 
 
 def signed_percent(ratio: float, places: int = 1) -> str:
     """A change as a percentage with its sign."""
-    text = f"{100 * ratio:+.{places}f} %"
+    text = f"{100 * ratio:+.{places}f}{FIRM}%"
     return text.replace("-", "−")
 
 
@@ -49,7 +50,7 @@ def span(seconds: float | None) -> str:
     """Minutes where there are some."""
     if seconds is None:
         return NONE
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f}{FIRM}s" if seconds < 90 else f"{seconds / 60:.0f}{FIRM}min"
 
 
 def counted(count: int, noun: str) -> str:
