@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.study import get_all_study_names, load_study
 
 from jouled.board.grid import board_space
 from jouled.board.winner import read_winner
@@ -31,6 +32,7 @@ from jouletune.earlier import Earlier, decode_earlier, encode_earlier
 from jouletune.errors import SearchError
 from jouletune.search import Measured, Search
 from jouletune.space import Candidate, PowerMode, Space
+from jouletune.standing import told
 
 Record = dict[str, Any]
 DAY_S = 86_400.0
@@ -158,6 +160,23 @@ def test_its_study_has_them_and_is_made_anew_with_them(second: Job) -> None:
         rebuild_missing(storage, Ledger(second.folder).read().events)
     anew = Search(kept.space, bound_s=1.0, **second.study())
     assert anew.earlier == kept.earlier
+    before, after = list(told(kept.study)), list(told(anew.study))
+    assert len(before) >= 3
+    assert after == before
+
+
+def test_of_a_trial_that_was_repeated_a_study_made_anew_has_the_last_try(tmp_path: Path, first: list[Record]) -> None:
+    at = next(n for n, event in enumerate(first) if event["event"] == "trial" and event["trial"]["purpose"] == "search")
+    trial = first[at]["trial"]
+    thrown_away = {**first[at], "trial": {**trial, "invalid": "throttled", "attempt": 0}}
+    events = [*first[:at], thrown_away, {**first[at], "trial": {**trial, "attempt": 1}}, *first[at + 1 :]]
+    studies = []
+    for name, record in (("plain", first), ("repeated", events)):
+        with open_storage(tmp_path / name) as storage:
+            assert rebuild_missing(storage, record) == 1
+            (study,) = get_all_study_names(storage)
+            studies.append(list(told(load_study(study_name=study, storage=storage))))
+    assert studies[0] == studies[1]
 
 
 def test_the_winner_of_an_earlier_boot_is_tried_right_after_the_reference(booted: list[Job]) -> None:

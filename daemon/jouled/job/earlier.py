@@ -23,12 +23,12 @@ from jouled.ledger import Ledger, marked, rotated
 from jouled.workload.marks import RUNTIME, differing
 from jouletune.earlier import Earlier, encode_earlier
 from jouletune.errors import MeasurementError
+from jouletune.search import SAMPLERS
 from jouletune.space import Candidate, Space
 from jouletune.trial import Trial
 
 log = logging.getLogger(__name__)
 
-WITH_MODEL = frozenset({"joule"})  # samplers that can make use of it
 MOST = 200  # windows; a surrogate makes one mean of those of a row
 MOST_JOBS = 20
 _WRONG_CLOCK_S = 30 * 86_400.0  # the age of what seems to lie in the future: a clock without a battery was not set
@@ -171,7 +171,7 @@ def window_of(trial: Trial, index: int, *, age_s: float) -> Iterator[Earlier]:
 
 def known_before(host: Host, ground: Ground, request: Request, job: str, own: Identity) -> Known:
     """The prior of a job's search, as it was asked for. Raises StateError."""
-    is_wanted = request.config.job.sampler in WITH_MODEL and not request.config.job.fresh
+    is_wanted = SAMPLERS[request.config.job.sampler].has_model and not request.config.job.fresh
     known = Known()
     if is_wanted:
         policy, now_s = request.searched_policy.value, host.clock.wall_s()

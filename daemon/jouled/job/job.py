@@ -288,7 +288,8 @@ class Job:
         own = identity_of(self._started, runtime)
         known = known_before(self._host, ground, self._request, self._id, own)
         self.result.earlier_measurements = len(known.windows)
-        self._events.emit("phase", phase="known", runtime=runtime, **known.as_fields())
+        policy = self._request.searched_policy.value
+        self._events.emit("phase", phase="known", runtime=runtime, policy=policy, **known.as_fields())
         return known, first_candidate(self._host, ground, self._request, self._marks)
 
     def _wait_idle(self) -> None:

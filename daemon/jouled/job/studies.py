@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jouled.job.tuning import observation_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST = 20  # the youngest jobs; each window told takes about 10 ms
-_SEARCHED = (Purpose.REFERENCE, Purpose.SEARCH)
+_SEARCHED = (Purpose.REFERENCE, Purpose.INCUMBENT, Purpose.SEARCH)
 
 
 def study_name(job: str) -> str:
@@ -66,13 +66,22 @@ def rebuild_missing(storage: RDBStorage, events: Sequence[Mapping[str, Any]]) ->
 def _rebuild(storage: RDBStorage, started: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> None:
     space = space_of(started["space"])
     bound_s = next((event["bound_s"] for event in events if event.get("phase") == "search"), None)
-    known = next((event["earlier"] for event in events if event.get("phase") == "known"), ())
-    earlier = decode_earlier(known, len(space))
+    known = next((event for event in events if event.get("phase") == "known"), {})
+    earlier = decode_earlier(known.get("earlier", ()), len(space))
     trials = [Trial.from_dict(event["trial"]) for event in events if event.get("event") == "trial"]
-    told = [(trial.index, observation_of(trial, bound_s)) for trial in trials if trial.purpose in _SEARCHED]
+    told = [(trial.index, observation_of(trial, bound_s)) for trial in _told(trials, known.get("policy", "capped"))]
 
     def make_search(store: RDBStorage, name: str) -> Search:
         how: dict[str, Any] = {"sampler": started["sampler"], "seed": int(started["seed"]), "earlier": earlier}
         return Search(space, bound_s=bound_s, storage=store, study_name=name, **how)
 
     rebuild_study(storage, study_name(str(started["job"])), make_search, told)
+
+
+def _told(trials: Sequence[Trial], policy: str) -> Iterator[Trial]:
+    """Those that the search was told of: the last try of each, and an incumbent's under the policy that is searched."""
+    for number, trial in enumerate(trials):
+        is_repeated = number + 1 < len(trials) and trials[number + 1].attempt == trial.attempt + 1
+        is_other = trial.purpose is Purpose.INCUMBENT and trial.policy != policy
+        if trial.purpose in _SEARCHED and not is_repeated and not is_other:
+            yield trial
