@@ -35,7 +35,7 @@ from jouled.control.events import message
 from jouled.control.peers import Peers, is_member, user_name
 from jouled.control.problems import CONTENT_TYPE, TYPE_PREFIX
 from jouled.control.schema import RetuneRequest
-from jouled.control.server import Server, bound_socket, inherited_socket, metrics_server
+from jouled.control.server import Server, bound_socket, inherited_socket
 from jouled.errors import ApplyError, BusyError, ConfigError, StateError, UnreachableError, UsageError
 from jouled.state import Failed, Peer, Refused, Unavailable
 from jouled.worker.credentials import HasOptions, credentials
@@ -754,56 +754,3 @@ def test_systemds_socket_is_taken_once(tmp_path: Path, family: str, text: str) -
 def test_a_socket_for_another_process_is_not_taken() -> None:
     assert inherited_socket({"LISTEN_PID": "1", "LISTEN_FDS": "1"}) is None
     assert inherited_socket({}) is None
-
-
-# --- the metrics' port --------------------------------------------------------------------------------------
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-async def _scrape(port: int, path: str = "/metrics") -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-    data = await reader.read()
-    writer.close()
-    await writer.wait_closed()
-    return data
-
-
-def test_the_metrics_are_served_where_the_configuration_says() -> None:
-    async def run() -> tuple[bytes, bytes, bytes]:
-        port = _free_port()
-        server = await metrics_server(FakeFace(), f"127.0.0.1:{port}")
-        assert server is not None
-        try:
-            return await _scrape(port), await _scrape(port, "/v1/status"), await _scrape(port, "/")
-        finally:
-            await server.stop()
-
-    metrics, other, front = asyncio.run(run())
-    assert b"\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n" in metrics
-    assert b"\njouled_mode_in_force 1.0\n" in metrics
-    assert b" 404 " in other.splitlines()[0]
-    assert b'<a href="/metrics">' in front
-    for answer in (metrics, other, front):
-        assert [line for line in answer.splitlines() if line.startswith(b"Server: ")] == [b"Server: jouled"]
-
-
-@pytest.mark.parametrize("listen", ["127.0.0.1:{port}", "no-such-host.invalid:1", "[::ffff:ffff]:1"])
-def test_metrics_that_cannot_be_served_are_a_warning(listen: str, caplog: pytest.LogCaptureFixture) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        where = listen.format(port=taken.getsockname()[1])
-        assert asyncio.run(metrics_server(FakeFace(), where)) is None
-    assert any(record.levelno == logging.WARNING and where in record.getMessage() for record in caplog.records)
-
-
-def test_no_metrics_where_none_are_wanted(caplog: pytest.LogCaptureFixture) -> None:
-    assert asyncio.run(metrics_server(FakeFace(), "")) is None
-    assert caplog.messages == []

@@ -41,7 +41,6 @@ from jouled.board.winner import read_winner
 from jouled.cli import main
 from jouled.cli.arguments import here
 from jouled.config import Config, load
-from jouled.control.server import metrics_server
 from jouled.errors import NotSupportedError, UsageError
 from jouled.job.cancel import Cancellation
 from jouled.job.events import Event
@@ -52,6 +51,7 @@ from jouled.ledger import Ledger
 from jouled.metrics import Exposition
 from jouled.service.face import Service
 from jouled.service.notify import Notifier
+from jouled.service.outlets import outlets
 from jouled.state import State
 from jouled.study import open_storage, study_path
 from jouled.workload import tensorrt_runner, users
@@ -794,11 +794,11 @@ def test_41_port_that_is_taken_costs_the_metrics_and_not_the_job(
         where = f"127.0.0.1:{taken.getsockname()[1]}"
 
         async def work(service: Service) -> None:
-            assert await metrics_server(service, where) is None
-            assert Exposition(service.status).render() == Exposition(service.status).render()  # registries of their own
-            assert service.status().state is State.IDLE
+            async with outlets(service, service.config.metrics):
+                assert any(where in warning for warning in service.status().warnings)
+                assert service.status().state is State.IDLE
 
-        live(machine, work)
+        live(machine, work, metrics__listen=where)
     assert any(where in record.getMessage() for record in caplog.records)
     assert Faulty(tmp_path / "board2").run(metrics__listen=where).outcome in GOOD
 

@@ -922,8 +922,10 @@ def test_what_was_known_before_the_files_began_anew_is_known_after(machine: Mach
     first.outlook.requests.mend()
     first.keep_request("retune", "uid 0 (root)", job=job, request=asked)
     machine.ledger(event="job_started", job=job, wall_s=1000.0)
+    for _ in range(2):
+        machine.ledger(event="trial", job=job, trial={"index": 3, "policy": "capped", "invalid": None})
     result = {"job": job, "outcome": "tuned", "applied": True, "duration_s": 5.0, "saving_ratio": 0.1}
-    machine.ledger(event="finished", job=job, result=result)
+    machine.ledger(event="finished", job=job, result=result | {"trials": 1, "invalid": {"throttled": 2}})
     write_winner(machine.folder, replace(machine.winner(), latency_bound_s=0.02))
     stop = {"event": "applied", "why": "stop", "from": "x", "to": "y", "to_source": "reference", "wall_s": 1010.0}
     machine.ledger(**stop)
@@ -939,6 +941,7 @@ def test_what_was_known_before_the_files_began_anew_is_known_after(machine: Mach
         assert status.winner is not None
         assert (status.winner.stale, status.winner.saving_ratio) == ("", 0.1)
         assert status.counters.jobs["tuned"] == 1
+        assert (status.counters.trials, status.counters.trials_invalid) == (1, {"throttled": 2})
         found = service.job(job)
         assert found is not None
         assert (found["outcome"], found["request"]) == ("tuned", asked)
@@ -1159,6 +1162,34 @@ def test_the_kill_switch_refuses_every_change(machine: Machine) -> None:
 
     live(machine, work)
     assert machine.heard == []
+
+
+def test_a_trial_counts_once_a_job_however_many_windows_it_took(machine: Machine) -> None:
+    tried = [("a", 1, "capped"), ("a", 1, "capped"), ("a", 2, "capped"), ("a", 2, "locked"), ("b", 1, "capped")]
+    for job, index, policy in tried:
+        machine.ledger(event="trial", job=job, trial={"index": index, "policy": policy, "invalid": "throttled"})
+    machine.ledger(event="finished", job="b", result={"outcome": "cancelled", "trials": 1, "invalid": {"throttled": 1}})
+    service = _service(machine)
+    service.look()
+    counters = service.status().counters
+    assert (counters.trials, counters.trials_invalid) == (4, {"throttled": 5})
+
+
+def test_who_asks_twice_in_a_second_is_told_the_same_readings_and_no_knob_is_read(machine: Machine) -> None:
+    service = _service(machine)
+    service.look()
+    first = service.status().readings
+    assert first is not None
+    gpu = machine.sysfs.real(GPU)
+    for name in ("cur_freq", "max_freq"):
+        (gpu / name).write_text("408000000\n")
+    assert service.status().readings is first
+    machine.clock.ahead_s += 1.0
+    second = service.status().readings
+    assert second is not None
+    assert (second.clock_hz["gpu"], second.clock_cap_hz["gpu"]) == (408_000_000, first.clock_cap_hz["gpu"])
+    service.look()
+    assert (service.status().readings or second).clock_cap_hz["gpu"] == 408_000_000
 
 
 def test_modes_are_named_with_what_is_held_against_them(machine: Machine) -> None:

@@ -1,7 +1,8 @@
 """The metrics (ARCHITECTURE section 9): the service's last snapshot as Prometheus reads it.
 
-A scrape reads the snapshot and nothing else: no file, no sensor, no lock. Base units; what is not known is an absent
-series, never a 0. The registry is our own, so that nothing of Python's or of the process's comes along.
+A scrape reads the snapshot and nothing else: no knob, no database, no lock; sensors once a second at most.
+Base units; what is not known is an absent series, never a 0, and what is known not to have happened is 0. The registry
+is our own, so that nothing of Python's or of the process's comes along.
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ from prometheus_client.registry import Collector
 
 from jouled import __version__
 from jouled.board.modename import mode_name
+from jouled.job.result import EXIT_CODES
 from jouled.state import Readings, Source, State, Status, Winner
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# `jouletune.trial.Invalid`, which needs numpy. A counter that appears with its first event hides that from increase().
+INVALID_REASONS = (
+    *("apply_failed", "clocks_moved", "mode_changed", "throttled", "sensor_gap", "sensor_stalled", "sensor_zero"),
+    *("workload_died", "workload_hung", "gpu_busy", "too_few_inferences", "unsteady"),
+)
 
 
 class Exposition:
@@ -136,14 +142,17 @@ def _in_force(status: Status) -> Iterator[Metric]:
 
 def _jobs(status: Status) -> Iterator[Metric]:
     counters, job = status.counters, status.job
-    yield from _by_label(CounterMetricFamily, "jouled_jobs", "Jobs that have ended.", "outcome", counters.jobs)
+    ended = dict.fromkeys(EXIT_CODES, 0) | dict(counters.jobs)
+    yield from _by_label(CounterMetricFamily, "jouled_jobs", "Jobs that have ended.", "outcome", ended)
     yield from _gauge("jouled_job_running", "1 while a job runs.", float(job is not None))
     if job is not None:
         yield from _gauge("jouled_job_start_timestamp_seconds", "When the running job began.", job.started_wall_s)
-        yield from _gauge("jouled_job_trials", "Trials of the running job so far.", job.trials)
-    yield from _counter("jouled_trials", "Trials of all jobs.", counters.trials)
-    text = "Trials that were thrown away."
-    yield from _by_label(CounterMetricFamily, "jouled_trials_invalid", text, "reason", counters.trials_invalid)
+        yield from _gauge("jouled_job_trials", "Candidates that the running job has tried so far.", job.trials)
+    text = "Candidates that jobs have tried; each counts once a job, however many windows it took."
+    yield from _counter("jouled_trials", text, counters.trials)
+    text = "Windows of trials that were no evidence."
+    invalid = dict.fromkeys(INVALID_REASONS, 0) | dict(counters.trials_invalid)
+    yield from _by_label(CounterMetricFamily, "jouled_trials_invalid", text, "reason", invalid)
     text = "When the last job ended that came to a decision."
     yield from _gauge("jouled_last_tune_timestamp_seconds", text, counters.last_tune_wall_s)
     text = "Time in which jobs held the board in other modes than the one in force."
@@ -187,3 +196,5 @@ def _readings(found: Readings) -> Iterator[Metric]:
     yield from _by_label(CounterMetricFamily, "jouled_throttle_events", text, "source", found.throttle_events)
     text = "Times that a sensor gave no value since the daemon's start."
     yield from _by_label(CounterMetricFamily, "jouled_sensor_errors", text, "sensor", found.sensor_errors)
+    text = "Energy of a rail since the daemon's start (metrics.energy_counter_hz)."
+    yield from _by_label(CounterMetricFamily, "jouled_energy_joules", text, "rail", found.energy_j)

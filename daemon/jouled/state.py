@@ -187,7 +187,9 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """The sensors at the last look; what gave no value is left out. `sensor_errors` counts since the start."""
+    """The sensors at the last look; what gave no value is left out. `sensor_errors` and `energy_j` (only with
+    `metrics.energy_counter_hz`) count since the start.
+    """
 
     wall_s: float
     rail_power_w: Mapping[str, float] = field(default_factory=dict)
@@ -196,6 +198,7 @@ class Readings:
     temperature_c: Mapping[str, float] = field(default_factory=dict)
     throttle_events: Mapping[str, int] = field(default_factory=dict)
     sensor_errors: Mapping[str, int] = field(default_factory=dict)
+    energy_j: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,20 +21,22 @@ class ClockReading:
     emc_hz: int | None
 
 
-def _optional(sysfs: Sysfs, path: str) -> int | None:
+def _optional(sysfs: Sysfs, path: str, failed: list[SysfsError]) -> int | None:
     try:
         return sysfs.read_int(path)
     except SysfsError as error:
         log.debug("%s", error)
+        failed.append(error)
         return None
 
 
-def read_clocks(sysfs: Sysfs, domains: Domains) -> ClockReading:
-    """The highest current clock of each domain."""
-    cpu_khz = [_optional(sysfs, f"{path}/scaling_cur_freq") for path, _ in domains.cpu.policies]
+def read_clocks(sysfs: Sysfs, domains: Domains, *, failed: list[SysfsError] | None = None) -> ClockReading:
+    """The highest current clock of each domain. `failed` gains what was said instead of a value."""
+    failed = [] if failed is None else failed
+    cpu_khz = [_optional(sysfs, f"{path}/scaling_cur_freq", failed) for path, _ in domains.cpu.policies]
     known_khz = [value for value in cpu_khz if value is not None]
-    gpu_hz = None if domains.gpu is None else _optional(sysfs, f"{domains.gpu.path}/cur_freq")
+    gpu_hz = None if domains.gpu is None else _optional(sysfs, f"{domains.gpu.path}/cur_freq", failed)
     emc_hz = None
     if domains.emc is not None and domains.emc.bpmp_path is not None:
-        emc_hz = _optional(sysfs, f"{domains.emc.bpmp_path}/rate")
+        emc_hz = _optional(sysfs, f"{domains.emc.bpmp_path}/rate", failed)
     return ClockReading(max(known_khz) * 1000 if known_khz else None, gpu_hz, emc_hz)

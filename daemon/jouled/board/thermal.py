@@ -54,12 +54,8 @@ def over_current_growth(before: ThermalState, after: ThermalState) -> dict[str, 
     }
 
 
-def _integer(sysfs: Sysfs, path: str) -> int | None:
-    try:
-        return sysfs.read_int(path)
-    except SysfsError as error:
-        log.debug("%s", error)
-        return None
+def _source(path: str) -> str:
+    return path.rpartition("/")[2].removesuffix("_event_cnt")
 
 
 def _named(sysfs: Sysfs, pattern: str, attribute: str) -> list[tuple[str, str]]:
@@ -74,10 +70,11 @@ def _named(sysfs: Sysfs, pattern: str, attribute: str) -> list[tuple[str, str]]:
 
 
 class ThermalSensors:
-    """Where this boot's sensors lie; found once, read often."""
+    """Where this boot's sensors lie; found once, read often. `failed`: what gave no value at the last look."""
 
     def __init__(self, sysfs: Sysfs, *, ignored_cooling: Sequence[str] = IGNORED_COOLING) -> None:
         self._sysfs = sysfs
+        self.failed: dict[str, SysfsError] = {}
         self._zones = _named(sysfs, "/sys/class/thermal/thermal_zone[0-9]*", "type")
         coolers = _named(sysfs, "/sys/class/thermal/cooling_device[0-9]*", "type")
         self._cooling = [(folder, kind) for folder, kind in coolers if kind not in ignored_cooling]
@@ -94,7 +91,7 @@ class ThermalSensors:
         """By type; of two devices of one type the larger value counts."""
         values: dict[str, int] = {}
         for folder, kind in found:
-            value = _integer(self._sysfs, f"{folder}/{attribute}")
+            value = self._integer(f"{folder}/{attribute}", kind)
             if value is not None:
                 values[kind] = max(value, values.get(kind, value))
         return values
@@ -102,18 +99,38 @@ class ThermalSensors:
     def _counts(self) -> dict[str, int]:
         counts: dict[str, int] = {}
         for path in self._counters:
-            value = _integer(self._sysfs, path)
+            source = _source(path)
+            value = self._integer(path, source)
             if value is not None:
-                counts[path.rpartition("/")[2].removesuffix("_event_cnt")] = value
+                counts[source] = value
         return counts
+
+    def _integer(self, path: str, name: str) -> int | None:
+        try:
+            return self._sysfs.read_int(path)
+        except SysfsError as error:
+            log.debug("%s", error)
+            self.failed[name] = error
+            return None
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        """Their types."""
+        return tuple(kind for _, kind in self._zones)
+
+    @property
+    def counters(self) -> tuple[str, ...]:
+        """Sources of over-current events."""
+        return tuple(_source(path) for path in self._counters)
 
     def read(self) -> ThermalState:
         """Look now. What cannot be read is absent from the answer."""
+        self.failed.clear()
         return ThermalState(
             zones_c={kind: value / 1000 for kind, value in self._values(self._zones, "temp").items()},
             cooling=self._values(self._cooling, "cur_state"),
             over_current=self._counts(),
-            alarms=tuple(path for path in self._alarms if _integer(self._sysfs, path) == 1),
+            alarms=tuple(path for path in self._alarms if self._integer(path, path) == 1),
         )
 
 

@@ -27,6 +27,7 @@ from jouled.errors import StateError, UsageError
 from jouled.job.site import Site
 from jouled.service.face import Service
 from jouled.service.notify import Notifier
+from jouled.service.outlets import outlets
 from jouled.service.workers import ChildDoor, Door, SocketDoor
 from jouled.workload.variants import variants_of
 
@@ -147,7 +148,6 @@ def run(arguments: argparse.Namespace) -> int:
     root.setLevel(min(root.level, logging.INFO))  # decisions and changes are always logged
     options = _options(arguments)
     config = options.config()
-    _warn_of_unbuilt(config)
     check_faults(arguments)
     site = look_site(arguments, config)
     clear = inject_faults(arguments, site.host.sysfs.root, site.host.state_dir)
@@ -158,18 +158,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _warn_of_unbuilt(config: Config) -> None:
-    """Keys that this version does not act on are said, not passed over."""
-    if config.metrics.textfile is not None:
-        log.warning("metrics.textfile: not in this version yet; scrape metrics.listen instead")
-    if config.metrics.energy_counter_hz > 0.0:
-        log.warning("metrics.energy_counter_hz: not in this version yet; jouled_energy_joules_total is absent")
-
-
 async def _serve(
     arguments: argparse.Namespace, options: _Options, site: Site, notifier: Notifier, *, journal_fields: bool
 ) -> None:
-    from jouled.control.server import bound_socket, control_server, inherited_socket, metrics_server
+    from jouled.control.server import bound_socket, control_server, inherited_socket
 
     listening = inherited_socket()
     path = None if listening is not None else _socket_path(arguments, site)
@@ -182,18 +174,12 @@ async def _serve(
     service = Service(site, door, options.config, notifier, journal_fields=journal_fields)
     control = control_server(service, site.config)
     await control.start(listening)
-    listen = site.config.metrics.listen
-    metrics = await metrics_server(service, listen)
-    if metrics is None and listen:
-        text = f"no metrics: metrics.listen {listen} cannot be listened on (taken?); all else works"
-        service.outlook.warnings = (*service.outlook.warnings, text)
     try:
-        await service.run()
+        async with outlets(service, site.config.metrics):
+            await service.run()
     finally:
         if path is not None:  # while we still answer: afterwards it may be the next daemon's
             path.unlink(missing_ok=True)
-        if metrics is not None:
-            await metrics.stop()
         await control.stop()
 
 

@@ -1,4 +1,4 @@
-"""The listening ends: the control socket, handed over by systemd or bound here, and the metrics' TCP port."""
+"""The listening end: the control socket, handed over by systemd or bound here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aiohttp import web
 
 from jouled.config import Config
 from jouled.control.app import Control
-from jouled.control.connections import MOST_CONNECTIONS, PATIENCE_S, Gate, connection_of
+from jouled.control.connections import MOST_CONNECTIONS, PATIENCE_S, Gate
 from jouled.control.peers import Peers
 from jouled.errors import BusyError, StateError
 from jouled.state import Face
@@ -25,7 +25,7 @@ from jouled.state import Face
 log = logging.getLogger(__name__)
 
 _FIRST_FD = 3
-_BACKLOG = 128
+BACKLOG = 128
 _SHUTDOWN_S = 2.0
 
 
@@ -46,7 +46,7 @@ class Server:
         listening.setblocking(False)
         loop = asyncio.get_running_loop()
         make = loop.create_unix_server if listening.family == socket.AF_UNIX else loop.create_server
-        self._server = await make(gate, sock=listening, backlog=_BACKLOG)
+        self._server = await make(gate, sock=listening, backlog=BACKLOG)
 
     async def stop(self) -> None:
         """Accept no more, end the streams, let answers under way go out."""
@@ -93,7 +93,7 @@ def bound_socket(path: Path, mode: int = 0o660) -> socket.socket:
                 listening.bind(str(path))
             finally:
                 os.umask(before)
-            listening.listen(_BACKLOG)
+            listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
         why = "the path is too long for a socket" if error.errno is None else str(error.strerror)
@@ -127,61 +127,3 @@ def _clear(path: Path) -> None:
                 path.unlink()
                 return
         raise BusyError(f"{path}: another daemon answers there", hint="stop it, or name another with --socket")
-
-
-# --- metrics ------------------------------------------------------------------------------------------------
-
-_MOST_SCRAPERS = 16
-_FRONT = '<!doctype html><title>jouled</title><h1>jouled</h1><p><a href="/metrics">Metrics</a></p>\n'
-
-
-async def _tell_no_versions(_: web.Request, response: web.StreamResponse) -> None:
-    """The port may be open to a network; aiohttp would name itself and Python."""
-    response.headers["Server"] = "jouled"
-
-
-async def metrics_server(face: Face, listen: str) -> Server | None:
-    """Serve `/metrics` at HOST:PORT; None where that is "", or cannot be: a warning, and all else goes on."""
-    if not listen:
-        return None
-    from jouled.metrics import CONTENT_TYPE, Exposition  # 9 MiB that a daemon without metrics does not need
-
-    exposition = Exposition(face.status)
-
-    async def metrics(request: web.Request) -> web.Response:
-        connection_of(request).begin()
-        return web.Response(body=exposition.render(), headers={"Content-Type": CONTENT_TYPE})
-
-    async def front(request: web.Request) -> web.Response:
-        connection_of(request).begin()
-        return web.Response(text=_FRONT, content_type="text/html")
-
-    app = web.Application(client_max_size=1024)
-    app.router.add_route("GET", "/metrics", metrics)
-    app.router.add_route("GET", "/", front)
-    app.on_response_prepare.append(_tell_no_versions)
-    try:
-        listening = _tcp_socket(listen)
-    except OSError as error:
-        text = error.strerror or str(error)
-        log.warning("no metrics: metrics.listen %s cannot be listened on: %s; all else works", listen, text)
-        return None
-    server = Server(app, most=_MOST_SCRAPERS)
-    await server.start(listening)
-    return server
-
-
-def _tcp_socket(listen: str) -> socket.socket:
-    """A listening socket at HOST:PORT. Raises OSError."""
-    host, _, port = listen.rpartition(":")
-    host = host.strip("[]")
-    family, kind, protocol, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
-    listening = socket.socket(family, kind, protocol)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(_BACKLOG)
-    except OSError:
-        listening.close()
-        raise
-    return listening

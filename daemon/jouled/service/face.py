@@ -37,6 +37,7 @@ class Service(Loop):
     # --- reads --------------------------------------------------------------------------------------------
 
     def status(self) -> Status:
+        self.outlook.sense()
         return self.outlook.status(None if self.running is None else self.running.shown())
 
     def decision(self) -> Mapping[str, Any] | None:

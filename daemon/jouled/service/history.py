@@ -151,6 +151,7 @@ class History:
         self._jobs: dict[str, JobEntry] = {}
         self._order: deque[JobEntry | Record] = deque(maxlen=_KEPT)
         self._sums = _Sums()
+        self._tried: tuple[str, set[tuple[Any, Any]]] = ("", set())
         self._measured: dict[str, Record] = {}
         self.decided: Record | None = None
         self.last: JobEntry | None = None
@@ -220,9 +221,11 @@ class History:
             entry = self._entry(job)
             entry.started_wall_s, entry.expected_s = record.get("wall_s"), record.get("expected_s")
         elif kind == "trial":
-            self._count(record.get("trial") or {})
+            self._count(job, record.get("trial") or {})
         elif kind == "finished" and isinstance(record.get("result"), dict):
             self._take_result(self._entry(job), record["result"])
+            if self._tried[0] != job:  # its trials went with a ledger that has begun anew
+                self._count_result(record["result"])
 
     def _take_change(self, record: Record) -> None:
         self.last_change = record
@@ -233,13 +236,23 @@ class History:
         self._sums.rollbacks += record["event"] == "rolled_back"
         self._keep({"kind": "change", **record})
 
-    def _count(self, trial: Mapping[str, Any]) -> None:
-        self._sums.trials += 1
+    def _count(self, job: str, trial: Mapping[str, Any]) -> None:
+        """A trial has one window or many; what was tried again is no other."""
+        if self._tried[0] != job:
+            self._tried = (job, set())
+        tried = (trial.get("index"), trial.get("policy"))
+        self._sums.trials += tried not in self._tried[1]
+        self._tried[1].add(tried)
         invalid, window = trial.get("invalid"), trial.get("measurement")
         if invalid is None and isinstance(window, dict):
             self._measured[_key(trial.get("candidate"))] = {name: window.get(name) for name in _SHOWN}
         if isinstance(invalid, str):
             self._sums.invalid[invalid] = self._sums.invalid.get(invalid, 0) + 1
+
+    def _count_result(self, result: Mapping[str, Any]) -> None:
+        self._sums.trials += result.get("trials") or 0
+        for reason, count in (result.get("invalid") or {}).items():
+            self._sums.invalid[reason] = self._sums.invalid.get(reason, 0) + count
 
     def _take_result(self, entry: JobEntry, result: Record) -> None:
         started, duration_s = entry.started_wall_s, result.get("duration_s")

@@ -23,12 +23,17 @@ class Job:
         self.id = job
         self.who = who
         self.phase = "starting"
-        self.trials = 0
+        self._tried: set[tuple[Any, Any]] = set()
         self.started_wall_s = wall_s
         self.expected_s: float | None = None
         self.finished: Mapping[str, Any] | None = None
         self.trouble = ""
         self._conversation = conversation
+
+    @property
+    def trials(self) -> int:
+        """Candidates that were tried so far, however many windows each took."""
+        return len(self._tried)
 
     def shown(self) -> RunningJob:
         """As the status shows it."""
@@ -43,7 +48,8 @@ class Job:
         elif kind == "phase":
             self.phase = event.get("phase") or self.phase
         elif kind == "trial":
-            self.trials += 1
+            trial = event.get("trial") or {}
+            self._tried.add((trial.get("index"), trial.get("policy")))
         elif kind == "finished":
             self.finished = event
 

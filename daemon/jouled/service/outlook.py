@@ -24,6 +24,8 @@ from jouled.workload.marks import FileWatch
 
 log = logging.getLogger(__name__)
 
+SENSE_EVERY_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class FullVerify:
@@ -60,6 +62,8 @@ class Outlook:
         self._look: Look | None = None
         self._looked_wall_s: float | None = None
         self._readings: Readings | None = None
+        self._sensed_s = 0.0
+        self._standing: dict[str, str] = {}
         self.switched_off = ""
         self.holder = ""
         self._is_busy = False
@@ -85,8 +89,21 @@ class Outlook:
             self._looked_wall_s = self._host.clock.wall_s()
         if not self._is_busy or self._look is None:
             self._look = self.view.look(self._in_force(), source=self._source(), compares=not self._is_busy)
-        self._readings = self.view.readings(self._host.clock.wall_s())
+        self._sense(with_caps=True)
         self._marks = self._workload_marks()
+
+    def sense(self) -> None:
+        """Have readings that are not older than a second. No knob is read, and nothing decided."""
+        if self._readings is not None and self._host.clock.monotonic_s() - self._sensed_s >= SENSE_EVERY_S:
+            self._sense(with_caps=False)
+
+    def _sense(self, *, with_caps: bool) -> None:
+        self._readings = self.view.readings(self._host.clock.wall_s(), with_caps=with_caps)
+        self._sensed_s = self._host.clock.monotonic_s()
+
+    def say(self, what: str, text: str) -> None:
+        """A trouble that stands until it is said to be over: "" as the text."""
+        self._standing = {name: told for name, told in (self._standing | {what: text}).items() if told}
 
     def _workload_marks(self) -> Mapping[str, str] | None:
         """Of the workload that the winner was found with, as its files are now; None where it has none to look at."""
@@ -226,7 +243,7 @@ class Outlook:
             quarantined=quarantined,
             counters=self.history.counters(reapplies=self.reapplies),
             readings=self._readings,
-            warnings=(*self.warnings, *trouble, *known.troubles, *lines, *told),
+            warnings=(*self.warnings, *self._standing.values(), *trouble, *known.troubles, *lines, *told),
             versions={"jouled": __version__},
             journal_fields=self._journal_fields,
             started_wall_s=self._started_wall_s,

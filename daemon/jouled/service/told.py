@@ -43,6 +43,8 @@ class Result(Struct):
     applied: bool | None = None
     duration_s: float | None = None
     disturbed_s: float | None = None
+    trials: int | None = None
+    invalid: dict[str, int] | None = None
     saving_ratio: float | None = None
     saving_interval: tuple[float, float] | None = None
     reference: Side | None = None
@@ -53,6 +55,8 @@ class Result(Struct):
 class Trial(Struct):
     """Of a job."""
 
+    index: int | None = None
+    policy: str | None = None
     invalid: str | None = None
     measurement: dict[str, Any] | None = None
 

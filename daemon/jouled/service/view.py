@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jouled.board.applied import Applied
 from jouled.board.board import Board, discover, fingerprint
-from jouled.board.clocks import read_clocks
 from jouled.board.discover import CPU_ROOT, DEVFREQ_ROOT
 from jouled.board.host import Host
 from jouled.board.knobs import STATUS_PATH, Knobs, read_knobs
 from jouled.board.nvpmodel import CONF_PATH
-from jouled.board.rails import RailMeter, find_meter
 from jouled.board.snapshot import boot_id
 from jouled.board.target import ClocksPolicy, Target, target_of
-from jouled.board.thermal import ThermalSensors
-from jouled.board.verify import compare, effective_emc_hz
+from jouled.board.verify import compare
 from jouled.config import Config
 from jouled.errors import ApplyError, JouledError, StateError, SysfsError
+from jouled.service.sensors import Sensors
 from jouled.state import BoardInfo, Readings, Source
 from jouled.worker.standing import should_be
 from jouletune.space import PowerMode
@@ -54,9 +51,7 @@ class View:
         self._signature: _Signature | None = None
         self._targets: dict[tuple[PowerMode, str, str], Target] = {}
         self._home: Knobs | None = None
-        self._thermal: ThermalSensors | None = None
-        self._meter: RailMeter | None = None
-        self._errors: dict[str, int] = {}
+        self.sensors = Sensors(host.sysfs, config.board.total_rails)
         self.board: Board | None = None
         self.marks: dict[str, str] | None = None
         self.boot_id = ""
@@ -95,7 +90,8 @@ class View:
     def _discover(self) -> None:
         self.discoveries += 1
         self._targets.clear()
-        self._home, self._thermal, self._meter = None, None, None
+        self._home = None
+        self.sensors.renew()
         self.board = discover(self._host, self._config.board.base_mode)
         self.marks = fingerprint(self.board, self._config.board.external_w)
 
@@ -156,64 +152,13 @@ class View:
 
     # --- its sensors --------------------------------------------------------------------------------------
 
-    def readings(self, wall_s: float) -> Readings:
-        """All sensors, now. What gives no value is left out and counted."""
-        board = self.board
-        if board is None:
-            return Readings(wall_s, sensor_errors=dict(self._errors))
-        if self._thermal is None:
-            self._thermal = ThermalSensors(self._host.sysfs)
-        state = self._thermal.read()
-        return Readings(
-            wall_s,
-            rail_power_w=self._rails_w(board),
-            clock_hz=self._clocks_hz(board),
-            clock_cap_hz=self._caps_hz(board),
-            temperature_c=dict(state.zones_c),
-            throttle_events=dict(state.over_current),
-            sensor_errors=dict(self._errors),
-        )
+    def readings(self, wall_s: float, *, with_caps: bool = True) -> Readings:
+        """All sensors, now; without `with_caps` no knob is read. What gives no value is left out and counted."""
+        return self.sensors.read(self.board, wall_s, self._host.clock.monotonic_s(), with_caps=with_caps)
 
-    def _rails_w(self, board: Board) -> Mapping[str, float]:
-        try:
-            if self._meter is None:
-                rails = self._config.board.total_rails or board.file.total_rails
-                self._meter = find_meter(
-                    self._host.sysfs, rails, coverage=board.file.coverage, averaging_s=board.file.rail_averaging_s
-                )
-            found = self._meter.read()
-        except JouledError as error:
-            self._count("rails", error)
-            return {}
-        return {rail.name: volts * amperes for rail, (volts, amperes) in zip(self._meter.rails, found, strict=True)}
-
-    def _clocks_hz(self, board: Board) -> Mapping[str, int]:
-        try:
-            found = read_clocks(self._host.sysfs, board.domains)
-        except SysfsError as error:
-            self._count("clocks", error)
-            return {}
-        named = {"cpu": found.cpu_hz, "gpu": found.gpu_hz, "emc": found.emc_hz}
-        return {name: value for name, value in named.items() if value is not None}
-
-    def _caps_hz(self, board: Board) -> Mapping[str, int]:
-        sysfs, domains = self._host.sysfs, board.domains
-        caps: dict[str, int] = {}
-        try:
-            cpu_khz = [
-                sysfs.read_int(f"{path}/scaling_max_freq") for path, _ in domains.cpu.policies if sysfs.exists(path)
-            ]
-            if cpu_khz:
-                caps["cpu"] = max(cpu_khz) * 1000
-            if domains.gpu is not None:
-                caps["gpu"] = sysfs.read_int(f"{domains.gpu.path}/max_freq")
-            if domains.emc is not None:
-                cap_hz = effective_emc_hz(sysfs.read(domains.emc.cap_path), domains.emc.table_hz)
-                caps |= {} if cap_hz is None else {"emc": cap_hz}
-        except SysfsError as error:
-            self._count("caps", error)
-        return caps
-
-    def _count(self, sensor: str, error: JouledError) -> None:
-        log.debug("%s: %s", sensor, error)
-        self._errors[sensor] = self._errors.get(sensor, 0) + 1
+    def count_energy(self, period_s: float) -> None:
+        """Read the rails for their joules, `period_s` after the last time."""
+        if self.board is None:
+            return
+        now_s = self._host.clock.monotonic_s()
+        self.sensors.energy.add(now_s, self.sensors.rails_w(self.board, now_s), period_s=period_s)
