@@ -25,6 +25,7 @@ TOTALS = {  # MEASUREMENT "Which rail is the total"
     "orin-nano-8gb-super": ("VDD_IN",),
     "orin-nano-4gb": ("VDD_IN",),
     "thor": ("VIN",),
+    "thor-t4000": ("VIN",),
     "xavier-nx": ("VDD_IN",),
     "agx-xavier": ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"),
     "tx2": ("VDD_IN",),
@@ -58,7 +59,7 @@ def test_every_board_of_the_field_has_a_file_with_its_total() -> None:
         ("p3767-0005", "orin-nano-8gb"),
         ("p3767-0004", "orin-nano-4gb"),
         ("p3834-0008", "thor"),
-        ("p3834-0000", "thor"),
+        ("p3834-0000", "thor-t4000"),
         ("p3668-0000", "xavier-nx"),
         ("p2972-0000", "agx-xavier"),
         ("p3310-1000", "tx2"),
@@ -123,6 +124,20 @@ def test_no_assumed_memory_table_is_used_on_a_real_board() -> None:
     for file in board_files():
         assert not file.emc_table_hz or file.confidence["emc_table"] in ("seen", "inferred"), file.name
     assert _file("orin-nano-8gb").emc_table_hz != _file("orin-nano-8gb-super").emc_table_hz
+
+
+@pytest.mark.parametrize(
+    ("name", "topic", "level"),
+    [
+        ("agx-xavier", "rails", "unknown"),  # JETSON 4.2: whether VDDRQ lies inside SYS5V
+        ("thor", "rails", "seen"),
+        ("thor-t4000", "rails", "inferred"),  # seen of a T5000 only
+        ("tx2", "modes", "unknown"),  # JETSON 1.4: the caps of MAXP_CORE_DENVER
+        ("thor", "modes", "unknown"),
+    ],
+)
+def test_the_least_known_value_of_a_topic_tells_how_well_it_is_known(name: str, topic: str, level: str) -> None:
+    assert _file(name).confidence[topic] == level
 
 
 def test_what_is_found_of_an_unknown_board_is_told(tmp_path: Path) -> None:
