@@ -15,6 +15,7 @@ from jouletune.decision import (
     Finals,
     FinalsWindow,
     Loss,
+    Objective,
     Outcome,
     ReasonCode,
     decide,
@@ -414,3 +415,45 @@ def test_contenders_that_all_break_the_bound_are_known_as_lost() -> None:
     play_with_cuts(finals, {0: 1.0, 1: 0.80, 2: 0.85}, slow={1: 1, 2: 2})
     assert finals.all_contenders_lost
     assert finals.windows_left == 12 - 5
+
+
+def measured(energy_j: float, latency_s: float, throughput_hz: float) -> FinalsWindow:
+    logs = {"log_latency": math.log(latency_s), "log_throughput": math.log(throughput_hz)}
+    return FinalsWindow(math.log(energy_j), 0.001, 0.0, requests=500, **logs)
+
+
+@pytest.mark.parametrize(
+    ("objective", "winner", "gain", "saving", "said"),
+    [
+        (Objective.ENERGY, 1, 0.20, 0.20, "20.0 % less energy per inference"),
+        (Objective.ENERGY_DELAY, 2, 0.145, 0.05, "14.5 % less energy x latency per inference"),
+        (Objective.THROUGHPUT, 2, 1.0 - 1.0 / 1.1, 0.05, "9.1 % less time per inference"),
+    ],
+)
+def test_what_is_minimised_decides_and_the_saving_stays_one_of_energy(
+    objective: Objective, winner: int, gain: float, saving: float, said: str
+) -> None:
+    """Arm 1 takes least energy and is slow, arm 2 is a little better in all."""
+    finals = Finals([1, 2], reference=0, incumbent=0, objective=objective)
+    arms = {0: measured(1.0, 0.010, 100.0), 1: measured(0.8, 0.013, 80.0), 2: measured(0.95, 0.009, 110.0)}
+    order = random.Random(1)
+    while block := finals.next_block(order):
+        for arm in block:
+            finals.add(arm, arms[arm])
+    decision = decide(finals, ended=ReasonCode.CONVERGED)
+    assert (decision.outcome, decision.winner) == (Outcome.TUNED, winner)
+    assert decision.gain_ratio == pytest.approx(gain)
+    assert decision.saving_ratio == pytest.approx(saving)
+    assert said in decision.text
+
+
+def test_an_objective_without_sensor_has_no_error_of_its_steps() -> None:
+    finals = Finals([1], reference=0, incumbent=0, objective=Objective.THROUGHPUT)
+    order = random.Random(1)
+    for _ in range(3):
+        for arm in finals.next_block(order):
+            finals.add(arm, FinalsWindow(0.0, 0.002, 0.05, log_throughput=0.001 * arm))
+    comparison = finals.compare(1, 0)
+    assert comparison is not None
+    assert comparison.sensor_ratio == 0.0
+    assert "steps of the sensor" not in decide(finals, ended=ReasonCode.BUDGET).text

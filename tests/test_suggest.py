@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from jouletune.earlier import Earlier
 from jouletune.errors import ProtocolError, SearchError, SpaceError
+from jouletune.objective import Objective
 from jouletune.search import SAMPLERS, Failed, Infeasible
 from jouletune.space import Candidate, PowerMode, Space
 from jouletune.suggest import Choice, Problem, Suggester, Told, Window, converse, parse_problem, parse_tell
@@ -328,3 +329,68 @@ def test_earlier_windows_that_are_none_are_refused(earlier: Any, message: str) -
     line = {"candidates": [{"gpu_hz": 1}, {"gpu_hz": 2}], "reference": 1}
     with pytest.raises(ProtocolError, match=message):
         parse_problem({**line, "earlier": earlier})
+
+
+def test_objective_limit_of_power_and_risk_are_part_of_the_problem() -> None:
+    aims = {"objective": "throughput", "max_power_w": 12, "risk": 0.05, "sampler": "joule"}
+    problem = parse_problem({**FIRST, **aims})
+    assert (problem.objective, problem.max_power_w, problem.risk) == (Objective.THROUGHPUT, 12.0, 0.05)
+    plain = parse_problem(FIRST)
+    assert (plain.objective, plain.max_power_w, plain.risk) == (Objective.ENERGY, None, None)
+
+
+@pytest.mark.parametrize(
+    ("aims", "message"),
+    [
+        ({"objective": "power"}, "objective: wanted .*energy_delay.* got 'power'"),
+        ({"objective": "throughput"}, "max_power_w: wanted a limit"),
+        ({"max_power_w": -1}, "max_power_w: wanted a number"),
+        ({"risk": 1, "sampler": "joule"}, "risk: wanted a probability below 1"),
+        ({"risk": 0.1, "sampler": "descent"}, "risk: wanted a sampler with a model beside it, got 'descent'"),
+    ],
+)
+def test_aims_that_are_none_are_refused(aims: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProtocolError, match=message):
+        parse_problem({**FIRST, **aims})
+
+
+@pytest.mark.parametrize("sampler", NAMES)
+def test_each_sampler_minimises_the_objective_below_the_limit_of_power(sampler: str) -> None:
+    """Five clocks: energy grows with the clock, time falls, and the power of the highest two is over the limit."""
+    space = grid([(0, gpu, 0) for gpu in range(5)])
+
+    def answer(index: int) -> Window:
+        latency_s, power_w = 0.1 / (index + 1), 5.0 + 2.0 * index
+        return Window(power_w * latency_s, 1e-4, latency_s, 1e-5)
+
+    def chosen(objective: Objective, max_power_w: float | None) -> int:
+        problem = Problem(space, budget=14, sampler=sampler, objective=objective, max_power_w=max_power_w)
+        return talk(Suggester(problem), answer)[1].index
+
+    # joules fall along 0.5 0.35 0.3 0.275 0.26; the limit of 10 W leaves the first three
+    assert chosen(Objective.THROUGHPUT, 10.0) == 2
+    assert chosen(Objective.ENERGY_DELAY, 8.0) == 1
+
+
+def test_where_every_row_is_too_risky_the_reference_is_chosen_at_once() -> None:
+    space = full(1, 5, 1)
+    problem = Problem(space, bound_s=1.001, budget=12, sampler="joule", risk=0.001)
+    suggester = Suggester(problem)
+    asked, choice = talk(suggester, steep(space, 1.0))
+    assert (asked, choice.index) == ([space.reference], space.reference)
+    assert suggester.search is not None
+    outlook = suggester.search.outlook()
+    assert outlook is not None
+    assert outlook.barred == frozenset(range(4))
+
+
+def steep(space: Space, by: float) -> Callable[[int], Window]:
+    """Latency 1 s at the reference, growing by `by` along each axis and as much again in the corner."""
+
+    def answer(index: int) -> Window:
+        ranks = [1.0 - at / (len(a.values) - 1) for at, a in zip(space.coordinates(index), space.axes, strict=True)]
+        latency_s = 1.0 + by * (sum(ranks) + math.prod(ranks))
+        energy_j = math.exp(-0.2 * sum(ranks))
+        return Window(energy_j, 0.01 * energy_j, latency_s, 0.005 * latency_s)
+
+    return answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from jouletune.errors import JouletuneError, ProtocolError, SearchError, SpaceError
+from jouletune.objective import Objective
 from jouletune.replay import Board, Disturbance, Noted, Score, drive, score, with_reference
 from jouletune.search import DEFAULT_SAMPLER, SAMPLERS
 from jouletune.suggest import BUDGET, Problem, Suggester, converse
@@ -26,7 +28,10 @@ _WEEK_S = 7 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One search. `row`: 0-based, of the CSV; `energy_gap` None: no row of the grid keeps the bound."""
+    """One search. `row`: 0-based, of the CSV; `energy_gap` None: no row of the grid keeps the limits.
+
+    With another objective the gap is that of its cost.
+    """
 
     grid: str
     seed: int
@@ -101,6 +106,9 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
         help="a retune: first a search of 15 windows with this bound ratio, told as a week old; its choice is the "
         "incumbent",
     )
+    replay.add_argument("--objective", choices=[each.value for each in Objective], default=Objective.ENERGY.value)
+    replay.add_argument("--max-power-w", type=_positive, metavar="W", help="the most that the mean power may be")
+    replay.add_argument("--risk", type=_size, metavar="P", help="start no row that more likely breaks a limit")
     replay.add_argument("--json", action="store_true", help="each search, as one object")
 
 
@@ -126,6 +134,8 @@ def _count(text: str) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> None:
+    if arguments.objective == Objective.THROUGHPUT and arguments.max_power_w is None:
+        raise SearchError("--objective throughput: wanted a limit beside it, --max-power-w, got none")
     runs: list[Run] = []
     for path in arguments.grids:
         table = parse_table(path.read_text(encoding="utf-8"), where=str(path))
@@ -155,7 +165,9 @@ def _search(grid: str, table: Table, seed: int, arguments: argparse.Namespace) -
         problem = replace(problem, earlier=before.earlier(_WEEK_S), incumbent=incumbent)
     suggester = Suggester(problem)
     choice = drive(suggester, Board(table, disturbance, bound_s=bound_s, seed=f"{grid} {seed}").measure)
-    found: Score = score(table, choice.index, bound_s)
+    found: Score = score(
+        table, choice.index, bound_s, objective=problem.objective, max_power_w=arguments.max_power_w or math.inf
+    )
     number = table.rows[choice.index].number
     return Run(grid, seed, number, suggester.measurements, found.gap, found.within_bound)
 
@@ -171,6 +183,9 @@ def _problem(table: Table, ratio: float, seed: int, arguments: argparse.Namespac
         budget=arguments.budget,
         seed=seed,
         sampler=arguments.sampler,
+        objective=Objective(arguments.objective),
+        max_power_w=arguments.max_power_w,
+        risk=arguments.risk,
     )
     return problem, ratio * against_s
 

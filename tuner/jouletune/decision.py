@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from jouletune.finals import Comparison, Finals, FinalsWindow, Loss
+from jouletune.objective import Objective
 
 __all__ = [
     "Comparison",
@@ -13,12 +14,17 @@ __all__ = [
     "Finals",
     "FinalsWindow",
     "Loss",
+    "Objective",
     "Outcome",
     "ReasonCode",
     "Words",
     "decide",
     "stopped",
 ]
+
+
+Ratio = float | None
+Interval = tuple[float, float] | None
 
 
 class Outcome(str, Enum):
@@ -76,8 +82,9 @@ class ReasonCode(str, Enum):
 class Decision:
     """`winner`: candidate index to put in force (`tuned`), else None.
 
-    `gain` compares the winner (or the best contender) with the incumbent, and is what was decided on; `saving_ratio`
-    and `saving_interval` compare it with the reference: 1 - energy/energy. `use_reference`: the incumbent, an
+    `gain` compares the winner (or the best contender) with the incumbent, and is what was decided on; `gain_ratio` and
+    `gain_interval` compare its cost with the reference's, 1 - cost/cost, and `saving_ratio` and `saving_interval` its
+    energy, 1 - energy/energy. `use_reference`: the incumbent, an
     earlier winner, is infeasible and nothing replaces it, so the reference is put back.
     """
 
@@ -89,12 +96,14 @@ class Decision:
     gain: Comparison | None = None
     saving_ratio: float | None = None
     saving_interval: tuple[float, float] | None = None
+    gain_ratio: float | None = None
+    gain_interval: tuple[float, float] | None = None
     use_reference: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What the text calls things: the incumbent, an arm, and what energy is counted by."""
+    """What the text calls things: the incumbent, an arm, and what costs are counted by."""
 
     incumbent: str = "what is in force"
     arm: str = "power mode"
@@ -126,7 +135,8 @@ def _tuned(finals: Finals, winner: int, ended: ReasonCode, words: Words) -> Deci
     gain = finals.compare(winner, finals.incumbent)
     assert gain is not None
     text = (
-        f"takes {100 * (1 - gain.ratio):.1f} % less energy per {words.inference} than {words.incumbent} "
+        f"takes {100 * (1 - gain.ratio):.1f} % less {finals.objective.noun} per {words.inference} "
+        f"than {words.incumbent} "
         f"({100 * (1 - gain.upper):.1f} to {100 * (1 - gain.lower):.1f} %, {gain.blocks} paired blocks), "
         f"more than the {100 * finals.min_gain:g} % asked for"
     )
@@ -145,7 +155,7 @@ def _unmeasured(finals: Finals, text: str) -> Decision:
 
 
 def _no_gain(finals: Finals, ended: ReasonCode, words: Words) -> Decision:
-    best = _least_energy(finals, finals.contenders)
+    best = _cheapest(finals, finals.contenders)
     if best is None:
         return Decision(Outcome.NO_GAIN, ended, "no other feasible candidate reached the end of the finals")
     gain = finals.compare(best, finals.incumbent)
@@ -154,21 +164,24 @@ def _no_gain(finals: Finals, ended: ReasonCode, words: Words) -> Decision:
     if gain is None:
         return Decision(Outcome.NO_GAIN, ended, "too few pairs of windows in the finals", None, best)
     change = 100 * abs(1 - gain.ratio)
+    noun = "" if finals.objective is Objective.ENERGY else f"{finals.objective.noun} "
     text = (
-        f"the best other {words.arm} takes {change:.1f} % {'less' if gain.ratio <= 1 else 'more'} "
-        f"than {words.incumbent} "
+        f"the best other {words.arm} takes {change:.1f} % {'less' if gain.ratio <= 1 else 'more'} {noun}than "
+        f"{words.incumbent} "
         f"(saving {100 * (1 - gain.upper):.1f} to {100 * (1 - gain.lower):.1f} %, {gain.blocks} paired blocks); "
-        f"that does not show a saving of more than {100 * finals.min_gain:g} % "
-        f"(the steps of the sensor alone hide {100 * 1.96 * gain.sensor_ratio:.1f} %)"
+        f"that does not show a saving of more than {100 * finals.min_gain:g} %"
     )
+    if gain.sensor_ratio > 0.0:
+        text += f" (the steps of the sensor alone hide {100 * 1.96 * gain.sensor_ratio:.1f} %)"
     return Decision(Outcome.NO_GAIN, ended, text, None, best, gain, *_saving(finals, best))
 
 
 def _replace_infeasible(finals: Finals, loss: Loss, ended: ReasonCode, words: Words) -> Decision:
-    """An infeasible incumbent need not be beaten: the feasible arm of least energy replaces it."""
-    best = _least_energy(finals, (*finals.contenders, finals.reference))
+    """An infeasible incumbent need not be beaten: the feasible arm of least cost replaces it."""
+    best = _cheapest(finals, (*finals.contenders, finals.reference))
     if best is not None:
-        text = f"{words.incumbent} is infeasible ({loss.value}): the feasible candidate of least energy replaces it"
+        least = f"the feasible candidate of least {finals.objective.noun}"
+        text = f"{words.incumbent} is infeasible ({loss.value}): {least} replaces it"
         gain = finals.compare(best, finals.incumbent)
         return Decision(Outcome.TUNED, ended, text, best, best, gain, *_saving(finals, best))
     codes = {Loss.MAX_POWER: ReasonCode.MAX_POWER, Loss.RATE_NOT_REACHED: ReasonCode.RATE_NOT_REACHED}
@@ -180,18 +193,23 @@ def _replace_infeasible(finals: Finals, loss: Loss, ended: ReasonCode, words: Wo
     )
 
 
-def _least_energy(finals: Finals, arms: tuple[int, ...]) -> int | None:
-    """The feasible arm of least energy among those measured, if any."""
+def _cheapest(finals: Finals, arms: tuple[int, ...]) -> int | None:
+    """The feasible arm of least cost among those measured, if any."""
     measured = [arm for arm in dict.fromkeys(arms) if finals.windows(arm) and finals.loss(arm) is None]
     if not measured:
         return None
     return min(measured, key=finals.level)
 
 
-def _saving(finals: Finals, arm: int) -> tuple[float | None, tuple[float, float] | None]:
+def _saving(finals: Finals, arm: int) -> tuple[Ratio, Interval, Ratio, Interval]:
+    """Of energy, then of the cost, each with its interval."""
     if arm == finals.reference:
-        return 0.0, (0.0, 0.0)
-    against = finals.compare(arm, finals.reference)
+        return 0.0, (0.0, 0.0), 0.0, (0.0, 0.0)
+    energy, cost = (compare(arm, finals.reference) for compare in (finals.compare_energy, finals.compare))
+    return *_less(energy), *_less(cost)
+
+
+def _less(against: Comparison | None) -> tuple[Ratio, Interval]:
     if against is None:
         return None, None
     return 1.0 - against.ratio, (1.0 - against.upper, 1.0 - against.lower)

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from jouletune.errors import DecisionError
+from jouletune.objective import Objective
 from jouletune.quantiles import combined_dof, miss_probability, student_quantile
 
 _ALPHA = 0.025
@@ -41,6 +42,7 @@ class Loss(str, Enum):
 class FinalsWindow:
     """One valid window of an arm: ln(energy_j), its relative repeat and sensor standard errors, and feasibility.
 
+    `log_latency` with its relative standard error, and `log_throughput`, are for the objectives that need them.
     `requests` and `over_bound` count all requests and those slower than the bound, `design` is the clustering's D.
     `loss`: a limit other than latency that this window broke.
     """
@@ -52,11 +54,20 @@ class FinalsWindow:
     over_bound: int = 0
     design: float = 1.0
     loss: Loss | None = None
+    log_latency: float = 0.0
+    latency_se_ratio: float = 0.0
+    log_throughput: float = 0.0
+
+    def log_cost(self, objective: Objective) -> float:
+        """ln of what is minimised."""
+        if objective is Objective.THROUGHPUT:
+            return -self.log_throughput
+        return self.log_energy if objective is Objective.ENERGY else self.log_energy + self.log_latency
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Energy of one arm over another's: ratio, and one-sided limits at `alpha` on either side.
+    """Cost of one arm over another's: ratio, and one-sided limits at `alpha` on either side.
 
     `sensor_ratio`: the standard error that comes from the sensor's steps, which further blocks would not lessen.
     """
@@ -73,7 +84,8 @@ class Comparison:
 class Finals:
     """Who meets whom, in which order, and when it is over. Contenders are the finalists less the incumbent.
 
-    `percentile` None: no latency bound. `between_ratio`, `between_dof`: measurement.Between of the job so far.
+    What they are compared by is the cost of `objective`. `percentile` None: no latency bound. `between_ratio`,
+    `between_dof`: measurement.Between of the job so far.
     """
 
     finalists: Sequence[int]
@@ -84,6 +96,7 @@ class Finals:
     between_ratio: float = 0.005
     between_dof: float = 8.0
     max_windows: int = _MAX_WINDOWS
+    objective: Objective = Objective.ENERGY
     _windows: dict[int, dict[int, FinalsWindow]] = field(default_factory=dict)
     _out: dict[int, Loss | None] = field(default_factory=dict)
     _invalid: list[str] = field(default_factory=list)
@@ -139,7 +152,8 @@ class Finals:
     def add(self, arm: int, window: FinalsWindow) -> None:
         """Tell a valid window of the running block. Raises DecisionError for an arm that is not due."""
         self._settle_due(arm)
-        if not (math.isfinite(window.log_energy) and window.se_ratio >= 0.0 and window.sensor_ratio >= 0.0):
+        numbers = (window.log_energy, window.log_cost(self.objective))
+        if not (all(map(math.isfinite, numbers)) and window.se_ratio >= 0.0 and window.sensor_ratio >= 0.0):
             raise DecisionError(f"finals: arm {arm} wanted finite numbers, got {window}")
         self._windows.setdefault(arm, {})[self._block] = window
 
@@ -194,17 +208,24 @@ class Finals:
         return spend / max(len(self.contenders), 1)
 
     def compare(self, arm: int, other: int, alpha: float | None = None) -> Comparison | None:
-        """Energy of `arm` over `other`'s from the blocks that hold both; None with fewer than two."""
+        """Cost of `arm` over `other`'s from the blocks that hold both; None with fewer than two."""
         common = self._common(arm, other)
         if len(common) < _LEAST_PAIRS:
             return None
         level = self.alpha() if alpha is None else alpha
         mine, theirs = self._windows[arm], self._windows[other]
-        log_ratio = sum(mine[block].log_energy - theirs[block].log_energy for block in common) / len(common)
+        log_ratio = sum(self._cost(mine[block]) - self._cost(theirs[block]) for block in common) / len(common)
         half = self._half_width(arm, other, level, len(common))
         ratio, lower, upper = (math.exp(log_ratio + shift) for shift in (0.0, -half, half))
         sensor_ratio = math.hypot(self._sensor(arm), self._sensor(other))
         return Comparison(ratio, lower, upper, level, len(common), sensor_ratio)
+
+    def compare_energy(self, arm: int, other: int) -> Comparison | None:
+        """As `compare`, by energy whatever the objective."""
+        return replace(self, objective=Objective.ENERGY).compare(arm, other)
+
+    def _cost(self, window: FinalsWindow) -> float:
+        return window.log_cost(self.objective)
 
     def _common(self, arm: int, other: int) -> list[int]:
         return sorted(self._windows.get(arm, {}).keys() & self._windows.get(other, {}).keys())
@@ -219,13 +240,13 @@ class Finals:
 
     def _sensor(self, arm: int) -> float:
         windows = self.windows(arm)
-        return sum(window.sensor_ratio for window in windows) / len(windows)
+        return sum(self.objective.sensor_ratio(window.sensor_ratio) for window in windows) / len(windows)
 
     def _spread(self) -> tuple[float, float]:
-        """Variance of one window's log energy within its block, pooled with the job's, and its degrees of freedom."""
+        """Variance of one window's log cost within its block, pooled with the job's, and its degrees of freedom."""
         windows = [window for arm in self._windows.values() for window in arm.values()]
-        own = sum(window.se_ratio**2 for window in windows) / len(windows)
-        _, squares, dof = _fit(self._windows)
+        own = sum(self.objective.se_ratio(w.se_ratio, w.latency_se_ratio) ** 2 for w in windows) / len(windows)
+        _, squares, dof = self._fit()
         prior = self.between_ratio**2 + own
         if dof and squares / dof > prior:
             # A board that scatters more than the job expected is not talked down by what was expected.
@@ -313,14 +334,14 @@ class Finals:
         return comparison is not None and comparison.lower > 1.0 - self.min_gain
 
     def level(self, arm: int) -> float:
-        """ln of the arm's energy with the blocks' drift taken out. Raises DecisionError for one never measured."""
-        levels, _, _ = _fit(self._windows)
+        """ln of the arm's cost with the blocks' drift taken out. Raises DecisionError for one never measured."""
+        levels, _, _ = self._fit()
         if arm not in levels:
             raise DecisionError(f"finals: arm {arm} has no valid window, measured are {sorted(levels)}")
         return levels[arm]
 
     def winner(self) -> int | None:
-        """The feasible contender that beats the incumbent by min_gain at the present look; least energy first."""
+        """The feasible contender that beats the incumbent by min_gain at the present look; least cost first."""
         beating: list[tuple[float, int]] = []
         for arm in self._contending():
             comparison = self.compare(arm, self.incumbent)
@@ -328,10 +349,12 @@ class Finals:
                 beating.append((comparison.ratio, arm))
         return min(beating)[1] if beating else None
 
+    def _fit(self) -> tuple[dict[int, float], float, int]:
+        return _fit({(arm, at): self._cost(w) for arm, blocks in self._windows.items() for at, w in blocks.items()})
 
-def _fit(windows: dict[int, dict[int, FinalsWindow]]) -> tuple[dict[int, float], float, int]:
-    """Least squares of log energy = arm + block, cells may be missing: arm levels, sum of squares, its dof."""
-    cells = {(arm, block): w.log_energy for arm, blocks in windows.items() for block, w in blocks.items()}
+
+def _fit(cells: Mapping[tuple[int, int], float]) -> tuple[dict[int, float], float, int]:
+    """Least squares of log cost = arm + block, cells may be missing: arm levels, sum of squares, its dof."""
     arms, blocks = sorted({arm for arm, _ in cells}), sorted({block for _, block in cells})
     arm_level = dict.fromkeys(arms, 0.0)
     block_level = dict.fromkeys(blocks, 0.0)

@@ -36,6 +36,11 @@ class Objective(str, Enum):
         """Of `cost`, per inference."""
         return _UNITS[self]
 
+    @property
+    def noun(self) -> str:
+        """What there is to be less of, per inference."""
+        return _NOUNS[self]
+
     def cost(self, energy_j: float, latency_s: float, throughput_hz: float) -> float:
         """The number to minimise, of one inference: joules, joule-seconds, or seconds (1 / throughput)."""
         if self is Objective.ENERGY:
@@ -57,6 +62,7 @@ class Objective(str, Enum):
 
 
 _UNITS = {Objective.ENERGY: "J", Objective.ENERGY_DELAY: "J s", Objective.THROUGHPUT: "s"}
+_NOUNS = {Objective.ENERGY: "energy", Objective.ENERGY_DELAY: "energy x latency", Objective.THROUGHPUT: "time"}
 
 
 @dataclass(frozen=True, slots=True)

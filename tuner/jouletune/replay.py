@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 from jouletune.earlier import Earlier
 from jouletune.errors import SpaceError
+from jouletune.objective import Objective
 from jouletune.search import Failed, Infeasible
 from jouletune.suggest import Choice, Suggester, Told, Window
-from jouletune.table import Table
+from jouletune.table import Row, Table
 
 WITHIN = 0.99  # the best row is the best of those at most this much of the bound, so that noise decides nothing
 VIOLATED = 1.005
@@ -91,23 +92,39 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A chosen row against the table. `gap`: energy over the best row's, less 1; None: no row keeps the bound."""
+    """A chosen row against the table. `gap`: cost over the best row's, less 1; None: no row keeps the limits."""
 
     gap: float | None
     latency_ratio: float
+    power_ratio: float = 0.0  # of its limit
 
     @property
     def within_bound(self) -> bool:
-        """Not slower than the bound by more than 0.5 %."""
-        return self.latency_ratio <= VIOLATED
+        """Not slower than the bound, nor above the limit of power, by more than 0.5 %."""
+        return self.latency_ratio <= VIOLATED and self.power_ratio <= VIOLATED
 
 
-def score(table: Table, index: int, bound_s: float) -> Score:
+def score(
+    table: Table,
+    index: int,
+    bound_s: float,
+    *,
+    objective: Objective = Objective.ENERGY,
+    max_power_w: float = math.inf,
+) -> Score:
     """How good it is to choose candidate `index`, by the table's true values."""
     chosen = table.rows[index]
-    kept = [row.energy_j for row in table.rows if row.latency_s <= WITHIN * bound_s]
-    gap = max(0.0, chosen.energy_j / min(kept) - 1.0) if kept else None
-    return Score(gap, chosen.latency_s / bound_s)
+    kept = [
+        _cost(row, objective)
+        for row in table.rows
+        if row.latency_s <= WITHIN * bound_s and row.power_w <= WITHIN * max_power_w
+    ]
+    gap = max(0.0, _cost(chosen, objective) / min(kept) - 1.0) if kept else None
+    return Score(gap, chosen.latency_s / bound_s, chosen.power_w / max_power_w)
+
+
+def _cost(row: Row, objective: Objective) -> float:
+    return objective.cost(row.energy_j, row.latency_s, row.power_w / row.energy_j)
 
 
 def drive(suggester: Suggester, measure: Callable[[int], Told]) -> Choice:

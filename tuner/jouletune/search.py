@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import optuna
 from optuna.samplers import TPESampler
@@ -108,7 +108,7 @@ class TpeSampler(CandidateSampler):
         )
 
 
-SAMPLERS: dict[str, Callable[[Space, Question], CandidateSampler]] = {
+SAMPLERS: dict[str, type[CandidateSampler]] = {
     "joule": JouleSampler,
     "descent": DescentSampler,
     "tpe": TpeSampler,

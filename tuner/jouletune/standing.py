@@ -125,20 +125,22 @@ def window_of(
     items: int,
     bound_s: float | None,
     bound_error: float = 0.0,
+    max_power_w: float | None = None,
 ) -> Measured:
-    """A window that only numbers are known of, judged by the bound, whose own relative error is `bound_error`.
+    """A window that only numbers are known of, judged by the limits; `bound_error`: the bound's own, relative.
 
     `energy_j` per item, `latency_s` of a request; `items` are under way at a time: a batch in each instance.
     """
     upper_s = latency_s * (1.0 + _UPPER * math.hypot(latency_se_s / latency_s, bound_error))
+    power_w = energy_j * items / latency_s
     return Measured(
         energy_j=energy_j,
         energy_se_j=energy_se_j,
         latency_s=latency_s,
         latency_upper_s=upper_s,
         latency_se_s=latency_se_s,
-        power_w=energy_j * items / latency_s,
-        feasible=bound_s is None or upper_s <= bound_s,
+        power_w=power_w,
+        feasible=(bound_s is None or upper_s <= bound_s) and (max_power_w is None or power_w <= max_power_w),
     )
 
 

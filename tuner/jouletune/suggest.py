@@ -15,6 +15,7 @@ from typing import Any
 from jouletune.earlier import FIELDS as EARLIER_FIELDS
 from jouletune.earlier import Earlier
 from jouletune.errors import ProtocolError
+from jouletune.objective import Objective
 from jouletune.search import DEFAULT_SAMPLER, SAMPLERS, Failed, Infeasible, Measured, Search
 from jouletune.space import Candidate, PowerMode, Space, Variant
 from jouletune.standing import window_of
@@ -27,7 +28,8 @@ _MOST_INTEGER = 2**63 - 1
 _MODE = ("cores", "cpu_hz", "gpu_hz", "emc_hz")
 _VARIANT = ("engine", "batch", "instances")
 _BOUNDS = ("latency_bound_ratio", "latency_bound_s")
-_PROBLEM = ("candidates", "reference", *_BOUNDS, "budget", "seed", "sampler", "earlier", "incumbent")
+_AIMS = ("objective", "max_power_w", "risk")
+_PROBLEM = ("candidates", "reference", *_BOUNDS, "budget", "seed", "sampler", "earlier", "incumbent", *_AIMS)
 _NUMBERS = ("energy_j", "energy_se_j", "latency_s", "latency_se_s")
 
 
@@ -36,6 +38,7 @@ class Problem:
     """What is to be found. `bound_ratio`: times the reference as it is measured; it and `bound_s` None: no bound.
 
     Of a retune: `earlier` windows on the same board, and the `incumbent`, which is measured after the reference.
+    Load is back to back; `objective`, `max_power_w` and `risk` as in `Question`.
     """
 
     space: Space
@@ -46,6 +49,9 @@ class Problem:
     sampler: str = DEFAULT_SAMPLER
     earlier: tuple[Earlier, ...] = ()
     incumbent: int | None = None
+    objective: Objective = Objective.ENERGY
+    max_power_w: float | None = None
+    risk: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,9 @@ class Suggester:
             seed=problem.seed,
             earlier=problem.earlier,
             incumbent=problem.incumbent,
+            objective=problem.objective,
+            max_power_w=problem.max_power_w,
+            risk=problem.risk,
         )
         for index, told in self._early:
             self._note(index, told)
@@ -152,6 +161,7 @@ class Suggester:
             items=self.problem.space.candidates[index].variant.items,
             bound_s=self.search.bound_s,
             bound_error=self._bound_error,
+            max_power_w=self.problem.max_power_w,
         )
 
     def _may_repeat(self, index: int, reason: str) -> bool:
@@ -226,6 +236,9 @@ def parse_problem(line: Mapping[str, Any]) -> Problem:
     if not isinstance(sampler, str) or sampler not in SAMPLERS:
         raise ProtocolError(f"sampler: wanted one of {', '.join(SAMPLERS)}, got {sampler!r}")
     space = Space.of(candidates, _integer(line, "reference"))
+    objective, max_power_w = _objective(line), _positive(line, "max_power_w")
+    if objective is Objective.THROUGHPUT and max_power_w is None:
+        raise ProtocolError("max_power_w: wanted a limit in watts beside objective = throughput, got none")
     return Problem(
         space=space,
         bound_s=bound_s,
@@ -235,7 +248,29 @@ def parse_problem(line: Mapping[str, Any]) -> Problem:
         sampler=sampler,
         earlier=_earlier(line.get("earlier"), len(space)),
         incumbent=None if line.get("incumbent") is None else _index(line, "incumbent", len(space)),
+        objective=objective,
+        max_power_w=max_power_w,
+        risk=_risk(line, sampler),
     )
+
+
+def _objective(line: Mapping[str, Any]) -> Objective:
+    name = line.get("objective")
+    try:
+        return Objective.ENERGY if name is None else Objective(name)
+    except ValueError:
+        raise ProtocolError(f"objective: wanted {' | '.join(Objective)}, got {str(name)[:80]!r}") from None
+
+
+def _risk(line: Mapping[str, Any], sampler: str) -> float | None:
+    risk = _positive(line, "risk")
+    if risk is None:
+        return None
+    if not risk < 1.0:
+        raise ProtocolError(f"risk: wanted a probability below 1, got {risk}")
+    if not SAMPLERS[sampler].has_model:
+        raise ProtocolError(f"risk: wanted a sampler with a model beside it, got {sampler!r}")
+    return risk
 
 
 def _earlier(rows: Any, size: int) -> tuple[Earlier, ...]:
