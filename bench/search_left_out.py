@@ -82,6 +82,21 @@ def told(name: str, runs: Sequence[Run]) -> str:
     return f"{name:44} {within:>11}  slow {100 * sum(one.violates for one in runs) / len(runs):.2f} %"
 
 
+def by_settings(paths: Sequence[Path], at: int, seeds: int) -> Iterator[tuple[str, list[Run]]]:
+    """Each setting's runs on all grids."""
+    tasks = [Task(path, "joule", "plain", ratio, at, seeds, track=False) for path, ratio in product(paths, RATIOS)]
+    for name, setting in settings().items():
+        with changed(setting):
+            yield name, [one for task in tasks for one in run(task)]
+
+
+def pooled(by_setting: Mapping[str, Sequence[Run]], at: int) -> dict[tuple[str, int], tuple[list[Run], list[Run]]]:
+    """(kind, budget) → the runs with the product's constants, those with the constants chosen without the grid."""
+    chosen = [one for _, runs in left_out(by_setting).values() for one in runs]
+    kinds = groups(chosen, lambda one: (one.kind,))
+    return {(kind, at): ([one for one in by_setting[OWN] if one.kind == kind], its) for (kind,), its in kinds.items()}
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("../shared/data/grids"))
@@ -89,23 +104,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--at", type=int, default=12)
     options = parser.parse_args(arguments)
     paths = [path for path in sorted(options.folder.glob("*.csv")) if "latency-only" not in path.name]
-    tasks = [
-        Task(path, "joule", "plain", ratio, options.at, options.seeds, track=False)
-        for path, ratio in product(paths, RATIOS)
-    ]
     by_setting: dict[str, list[Run]] = {}
-    for name, setting in settings().items():
-        with changed(setting):
-            by_setting[name] = [one for task in tasks for one in run(task)]
-        print(told(name, by_setting[name]), flush=True)
-    chosen = left_out(by_setting)
-    for name, (best, runs) in chosen.items():
-        print(told(f"without {name}: {best}", runs))
-    pooled = [one for _, runs in chosen.values() for one in runs]
-    for kind, runs in groups(pooled, lambda one: (one.kind,)).items():
-        own = [one for one in by_setting[OWN] if one.kind == kind[0]]
-        print(told(f"{kind[0]} grids, own constants", own))
-        print(told(f"{kind[0]} grids, chosen without the source", runs))
+    for name, runs in by_settings(paths, options.at, options.seeds):
+        by_setting[name] = runs
+        print(told(name, runs), flush=True)
+    for name, (best, its) in left_out(by_setting).items():
+        print(told(f"without {name}: {best}", its))
+    for (kind, _), (own, other) in pooled(by_setting, options.at).items():
+        print(told(f"{kind} grids, own constants", own))
+        print(told(f"{kind} grids, chosen without the source", other))
     return 0
 
 
