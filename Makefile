@@ -5,6 +5,7 @@
 # make bench-search-virtual   whole jobs on the virtual board: what share of the attainable saving each sampler keeps
 # make bench-idle   what an idle daemon costs; as root BENCH_ARGS="--seconds 600 --jtop" runs jtop beside it
 # make bench-meter  what reading the rails at 5 Hz costs; as root BENCH_ARGS=--jtop runs jtop beside it
+# make bench-power-cut  cuts a VM's power forty times (root; qemu, debootstrap): BENCH_ARGS="--cuts 40 --check"
 # PYTHON=python3.12 make test                          another interpreter, in a venv of its own
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ READY := $(VENV)/ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 DEMO := --virtual agx-orin-64gb --state-dir build/demo
 
-.PHONY: demo test lint format bench bench-recorded bench-search bench-search-virtual bench-decisions bench-control bench-idle bench-meter bench-runner bench-soak wheel clean setup
+.PHONY: demo test lint format bench bench-recorded bench-search bench-search-virtual bench-decisions bench-control bench-idle bench-meter bench-runner bench-soak bench-power-cut wheel clean setup
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -87,6 +88,9 @@ bench-runner: $(READY)
 
 bench-soak: $(READY)
 	$(BIN)/python bench/soak.py $(BENCH_ARGS)
+
+bench-power-cut: $(READY)
+	$(BIN)/python -m bench.power_cut $(BENCH_ARGS)
 
 wheel: $(READY)
 	@rm -rf dist
