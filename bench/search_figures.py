@@ -49,9 +49,7 @@ def _finish(axes: Any, grid: str, runs: Sequence[Run]) -> None:
     ratios, seeds = ({getattr(one, name) for one in runs} for name in ("ratio", "seed"))
     bounds = ", ".join(f"{ratio:g}" for ratio in sorted(ratios))
     axes.set_title(f"{grid}\nbounds {bounds} x reference, {len(seeds)} seeds each", fontsize=10)
-    axes.set(
-        xlabel="windows measured", ylabel=f"energy over the best mode's, % (too slow, or over {_MOST:g}: at the top)"
-    )
+    axes.set(xlabel="windows measured", ylabel="energy over the best mode's, %")
     axes.set(xlim=(0.5, None), ylim=(0, 1.02 * _MOST))
     axes.axhline(2.0, color="#999999", linewidth=0.8, zorder=0)
     axes.grid(visible=True, color="#e5e5e5", linewidth=0.6)

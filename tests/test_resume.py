@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.study import load_study
 
 from jouled.board.grid import board_space
 from jouled.config import load
@@ -25,6 +27,7 @@ from jouled.virtual.machine import VirtualMachine
 from jouled.virtual.runner import VirtualRunner
 from jouled.workload.runner import Arrival
 from jouletune.search import Search
+from jouletune.standing import Noted, told
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED = 4
@@ -32,9 +35,9 @@ BUDGET = 7
 KEYS = {"target.latency_bound_ratio": 1.4, "job.budget": BUDGET, "job.sampler": "joule"}
 
 
-def job(folder: Path, sink: Sink) -> None:
+def job(folder: Path, sink: Sink, machine: VirtualMachine | None = None) -> None:
     """A whole one on a board of the same noise each time."""
-    machine = VirtualMachine(folder / "board", programs="in_process", seed=SEED)
+    machine = machine or VirtualMachine(folder / "board", programs="in_process", seed=SEED)
     config = load(None, KEYS)
     request = Request(config, "virtual:yolov8s-640", lambda board: board_space(board, config.grid), seed=SEED)
     run_job(
@@ -65,11 +68,17 @@ def searched(events: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> list[int]:
-    """What a job that nobody kills tries."""
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a job has been that nobody killed."""
     folder = tmp_path_factory.mktemp("whole")
     job(folder, lambda _: None)
-    tried = searched(Ledger(folder).read().events)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(done: Path) -> list[int]:
+    """What it tried."""
+    tried = searched(Ledger(done).read().events)
     assert len(tried) >= BUDGET - 1
     return tried
 
@@ -105,3 +114,36 @@ def test_killed_job_goes_on_with_the_same_proposal(tmp_path: Path, whole: list[i
         assert resumed(tmp_path) == whole[len(tried)]
     study_path(tmp_path).unlink()
     assert resumed(tmp_path) == whole[len(tried)]
+
+
+def test_study_made_anew_was_told_what_the_first_was_told(done: Path, tmp_path: Path, whole: list[int]) -> None:
+    """With an incumbent, and a window that was repeated since somebody had changed a cap in it."""
+    folder = tmp_path / "state"
+    shutil.copytree(done, folder, symlinks=True)
+    machine = VirtualMachine(folder / "board", programs="in_process", seed=SEED)
+    phases: list[str] = []
+
+    def meddle(event: Event) -> None:
+        if event["event"] == "phase":
+            phases.append(event["phase"])
+        if event["event"] == "progress" and event["phase"] == "window" and phases[-1] == "search":
+            phases.append("meddled")
+            machine.sysfs.write("/sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq", 1113600, why="test")
+
+    job(folder, meddle, machine)
+    events = Ledger(folder).read().events
+    last = [event for event in events if event["event"] == "job_started"][-1]["job"]
+    trials = [event["trial"] for event in events if event["event"] == "trial" and event["job"] == last]
+    assert "incumbent" in {trial["purpose"] for trial in trials}
+    assert any(trial["attempt"] for trial in trials if trial["purpose"] == "search")
+    kept = windows_of(folder, last)
+    assert len(kept) >= 3
+    study_path(folder).unlink()
+    with open_storage(folder) as storage:
+        assert rebuild_missing(storage, events) == 2
+    assert windows_of(folder, last) == kept
+
+
+def windows_of(folder: Path, name: str) -> list[Noted]:
+    with open_storage(folder) as storage:
+        return list(told(load_study(study_name=study_name(name), storage=storage)))
