@@ -79,12 +79,20 @@ def daemon(folder: Path) -> Iterator[tuple[int, int]]:
     making = [sys.executable, "-m", "jouled.cli", "modes", *board]  # what makes a virtual board is no part of a daemon
     subprocess.run(making, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
     argv = [sys.executable, "-m", "jouled.cli", "run", *board, "--metrics-listen", f"127.0.0.1:{port}"]
-    with said.open("w") as log, subprocess.Popen(argv, cwd=ROOT, stderr=log) as child:
+    environ = {**os.environ, **unit_environment()}
+    with said.open("w") as log, subprocess.Popen(argv, cwd=ROOT, stderr=log, env=environ) as child:
         try:
             _wait_until(lambda: _answers(port), child, "the daemon", said)
             yield child.pid, port
         finally:
             child.send_signal(signal.SIGTERM)
+
+
+def unit_environment() -> dict[str, str]:
+    """What the daemon's unit sets."""
+    lines = (ROOT / "units" / "jouled.service").read_text().splitlines()
+    found = [line.partition("=")[2].split() for line in lines if line.startswith("Environment=")]
+    return dict(pair.split("=", 1) for pairs in found for pair in pairs)
 
 
 def _answers(port: int) -> bool:

@@ -46,6 +46,15 @@ def comments(name: str) -> str:
     return "\n".join(line for line in read_shipped(name).splitlines() if line.startswith("#"))
 
 
+def test_the_daemon_reads_no_certificates_that_it_never_uses() -> None:
+    (given,) = values("jouled.service", "Environment")
+    assert given.split() == ["SSL_CERT_FILE=/dev/null", "SSL_CERT_DIR=/dev/null"]
+    source = "import os, ssl; print(ssl.create_default_context().cert_store_stats()['x509_ca'])"
+    environ = dict(pair.split("=", 1) for pair in given.split())
+    done = subprocess.run([sys.executable, "-c", source], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
+
+
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """The units as `install` lays them, with a command that exists here."""
