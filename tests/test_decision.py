@@ -418,8 +418,8 @@ def test_contenders_that_all_break_the_bound_are_known_as_lost() -> None:
 
 
 def measured(energy_j: float, latency_s: float, throughput_hz: float) -> FinalsWindow:
-    logs = {"log_latency": math.log(latency_s), "log_throughput": math.log(throughput_hz)}
-    return FinalsWindow(math.log(energy_j), 0.001, 0.0, requests=500, **logs)
+    latency, throughput = math.log(latency_s), math.log(throughput_hz)
+    return FinalsWindow(math.log(energy_j), 0.001, 0.0, 500, log_latency=latency, log_throughput=throughput)
 
 
 @pytest.mark.parametrize(
