@@ -87,18 +87,6 @@ def _run(arguments: argparse.Namespace) -> int:
         from jouled.cli import worker as doing
 
         return doing.apply(arguments) if verb == "apply" else doing.rollback(arguments)
-    if verb == "check-config":
-        from jouled.cli.check import check_config
-
-        return check_config(arguments)
-    if verb == "report":
-        from jouled.cli.report import report
-
-        return report(arguments)
-    if verb == "doctor":
-        from jouled.cli.doctor import doctor
-
-        return doctor(arguments)
     if verb in ("install", "uninstall"):
         from jouled.cli import install as service
 
@@ -107,6 +95,28 @@ def _run(arguments: argparse.Namespace) -> int:
         from jouled.cli.worker import worker
 
         return worker(arguments)
+    return _run_here(arguments)
+
+
+def _run_here(arguments: argparse.Namespace) -> int:
+    """What this process does by itself, and mostly only looks."""
+    verb: str = arguments.verb
+    if verb == "check-config":
+        from jouled.cli.check import check_config
+
+        return check_config(arguments)
+    if verb == "report":
+        from jouled.cli.report import report
+
+        return report(arguments)
+    if verb == "front":
+        from jouled.cli.front import front
+
+        return front(arguments)
+    if verb == "doctor":
+        from jouled.cli.doctor import doctor
+
+        return doctor(arguments)
     if verb == "modes":
         from jouled.cli.modes import modes
 

@@ -40,8 +40,8 @@ KEYS = {
 
 
 _TYPED = re.compile(
-    r"\bjouled (tune|modes|verify|doctor|report|restore|forget|apply|rollback|virtual reboot|status|retune|cancel|"
-    r"history|pause)\b"
+    r"\bjouled (tune|modes|verify|doctor|report|front|restore|forget|apply|rollback|virtual reboot|status|retune|"
+    r"cancel|history|pause)\b"
     r"(?! --(?:virtual|table|socket))"
 )
 
@@ -134,6 +134,11 @@ def _tune(verbs: Any) -> None:
     target.add_argument("--max-power-w", metavar="W", type=float, help="mean of the total rail")
     target.add_argument("--objective", choices=("energy",), help="others come later")
     target.add_argument("--min-gain", metavar="G", type=float, help="smallest saving worth a change (default 0.02)")
+    _job_options(parser)
+    _told_while_it_runs(parser)
+
+
+def _job_options(parser: argparse.ArgumentParser) -> None:
     job = parser.add_argument_group("the job")
     what = job.add_mutually_exclusive_group()
     what.add_argument("--workload", metavar="KEY", help="a name of [workloads] in the configuration")
@@ -164,7 +169,6 @@ def _tune(verbs: Any) -> None:
     job.add_argument("--export", metavar="GRID.csv", type=Path, help="write what was measured as a board for --table")
     job.add_argument("--fail-on-no-gain", action="store_true", help="exit 4 where nothing better was found")
     job.add_argument("--dry-run", action="store_true", help="say what would be done and how long it takes")
-    _told_while_it_runs(parser)
 
 
 def _plain(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:
@@ -242,6 +246,12 @@ def _report(verbs: Any) -> None:
     )
 
 
+def _front(verbs: Any) -> None:
+    parser = _plain(verbs, "front", "what latency buys: the least energy for each bound, measured and predicted")
+    parser.add_argument("job", metavar="JOB|latest", nargs="?", default="latest", help="its id (default: the latest)")
+    parser.add_argument("--csv", metavar="FILE", type=Path, help="write every candidate there; - is standard output")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(
@@ -266,6 +276,7 @@ def make_parser() -> argparse.ArgumentParser:
     _worker(verbs)
     _doctor(verbs)
     _report(verbs)
+    _front(verbs)
     check = verbs.add_parser("check-config", help="check the configuration file and print what is in force")
     check.add_argument("--config", metavar="FILE", type=Path, help="default /etc/jouled/config.toml")
     check.add_argument("--print", action="store_true", dest="show", help="each value and where it came from")
