@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from jouled.board.basemode import BaseMode, base_mode_of, cap_in_table, sort_params
+from jouled.board.basemode import BaseMode, base_mode_as_is, base_mode_of, cap_in_table, sort_params
 from jouled.board.domains import CpuDomain, Domains, EmcDomain, GpuDomain
 from jouled.board.nvpmodel import parse_conf
+from jouled.board.sysfs import Sysfs
 from jouled.errors import NotSupportedError
 
 CPU = "/sys/devices/system/cpu"
@@ -48,6 +51,26 @@ MAX_FREQ /sys/kernel/nvpmodel_emc_cap/emc_iso_cap
 MAX_FREQ /sys/devices/platform/13e40000.host1x/15880000.nvdla0/acm/clk_cap/dla0_core
 """
     return f"{text}< POWER_MODEL ID=2 NAME=MODE >\n{lines}\n< PM_CONFIG DEFAULT=2 >\n"
+
+
+def test_of_a_board_that_is_only_watched_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+    domains = _domains()
+    assert domains.gpu is not None
+    files = {
+        f"{CPU}/cpufreq/policy0/scaling_max_freq": "1728000",
+        f"{CPU}/cpufreq/policy4/scaling_max_freq": "1497600",
+        f"{domains.gpu.path}/max_freq": "612000000",
+        "/sys/kernel/emc": "2133000000",
+    }
+    for path, text in files.items():
+        (tmp_path / path.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path.lstrip("/")).write_text(text)
+    seen = base_mode_as_is(Sysfs(tmp_path), domains)
+    assert (seen.cpu_cap_hz, seen.gpu_cap_hz, seen.emc_cap_hz) == (1497600000, 612 * MHZ, 2133 * MHZ)
+    for path in files:
+        (tmp_path / path.lstrip("/")).write_text("")  # there, and no number
+    unseen = base_mode_as_is(Sysfs(tmp_path), domains)
+    assert (unseen.cpu_cap_hz, unseen.gpu_cap_hz, unseen.emc_cap_hz) == (None, None, None)
 
 
 CLUSTERS = {"CPU_A78_0": 0, "CPU_A78_1": 4, "CPU_A78_2": 8}

@@ -66,7 +66,7 @@ def test_every_candidate_is_within_the_base_mode_and_on_the_tables(boards: dict[
         assert mode.cpu_hz in board.domains.cpu.table_hz
         assert mode.gpu_hz in board.domains.gpu.table_hz
         assert mode.emc_hz in board.domains.emc.table_hz
-        assert board.base_mode.cpu_min_hz <= (mode.cpu_hz or 0) <= board.base_mode.cpu_cap_hz
+        assert board.base_mode.cpu_min_hz <= (mode.cpu_hz or 0) <= (board.base_mode.cpu_cap_hz or 0)
         assert (mode.gpu_hz or 0) <= (board.base_mode.gpu_cap_hz or 0)
         assert (mode.emc_hz or 0) <= (board.base_mode.emc_cap_hz or 0)
 

@@ -104,7 +104,7 @@ def _facts(name: str) -> tuple[Any, ...]:
         base = board.base_mode
         rail = find_meter(sysfs, board.file.total_rails).rail
         tops = (board.domains.cpu.table_hz[-1] // 1000, board.domains.gpu.table_hz[-1], board.domains.emc.table_hz[-1])
-        assert tops == (base.cpu_cap_hz // 1000, base.gpu_cap_hz, base.emc_cap_hz)  # it boots its top mode
+        assert tops == ((base.cpu_cap_hz or 0) // 1000, base.gpu_cap_hz, base.emc_cap_hz)  # it boots its top mode
         sections = sum(param.name.startswith("CPU_A78") for param in board.conf.params)
         told = ("best effort",) if any("best effort" in warning for warning in board.warnings) else ()
         assert len(board.warnings) == len(told)

@@ -26,7 +26,8 @@ _MASK = re.compile(r"/tpc_pg_mask$")
 
 @dataclass(frozen=True, slots=True)
 class BaseMode:
-    """Never exceeded. None: this board has no such domain; `mask` None: no TPC mask to be seen.
+    """Never exceeded. None: this board has no such domain, or its cap cannot be read (only where no conf gives it);
+    `mask` None: no TPC mask to be seen.
 
     `cpu_min_hz` and `gpu_min_hz` are the minima that the stock conf sets; `emc_raw` is the conf's own text for the
     memory's cap, which may be its way to say "none".
@@ -37,7 +38,7 @@ class BaseMode:
     cores: int
     online_cpus: tuple[int, ...]
     cpu_min_hz: int
-    cpu_cap_hz: int
+    cpu_cap_hz: int | None
     gpu_min_hz: int | None
     gpu_cap_hz: int | None
     emc_cap_hz: int | None
@@ -166,23 +167,27 @@ def _read_hz(sysfs: Sysfs, path: str, unit_hz: int) -> int | None:
 
 
 def base_mode_as_is(sysfs: Sysfs, domains: Domains) -> BaseMode:
-    """The caps and minima that stand now, as a mode without a name: for a board that is only observed."""
+    """The caps and minima that stand now, as a mode without a name: for a board that is only observed.
+
+    A cap that cannot be read is None: nothing is then said of it, least of all that it should be the table's top.
+    """
     online = tuple(
         cpu for cpu in domains.cpu.cpus if _read_hz(sysfs, f"/sys/devices/system/cpu/cpu{cpu}/online", 1) != 0
     )
     table_hz = domains.cpu.table_hz
     found = [_read_hz(sysfs, f"{path}/scaling_max_freq", 1000) for path, _ in domains.cpu.policies]
-    cpu_cap_hz = min((hz for hz in found if hz is not None), default=table_hz[-1])
+    cpu_cap_hz = min((hz for hz in found if hz is not None), default=None)
     lows = [_read_hz(sysfs, f"{path}/scaling_min_freq", 1000) for path, _ in domains.cpu.policies]
     cpu_min_hz = max((hz for hz in lows if hz is not None), default=table_hz[0])
     gpu_min_hz = gpu_cap_hz = emc_cap_hz = None
     if domains.gpu is not None:
         gpu_min_hz = _read_hz(sysfs, f"{domains.gpu.path}/min_freq", 1) or domains.gpu.table_hz[0]
-        gpu_cap_hz = _read_hz(sysfs, f"{domains.gpu.path}/max_freq", 1) or domains.gpu.table_hz[-1]
+        gpu_cap_hz = _read_hz(sysfs, f"{domains.gpu.path}/max_freq", 1) or None
     if domains.emc is not None:
         top_hz = domains.emc.table_hz[-1]
-        standing_hz = _read_hz(sysfs, domains.emc.cap_path, 1) or 0
-        emc_cap_hz = min(standing_hz, top_hz) if standing_hz > 0 else top_hz
+        standing_hz = _read_hz(sysfs, domains.emc.cap_path, 1)
+        if standing_hz is not None:
+            emc_cap_hz = min(standing_hz, top_hz) if standing_hz > 0 else top_hz
     return BaseMode(
         -1, UNNAMED, len(online), online, cpu_min_hz, cpu_cap_hz, gpu_min_hz, gpu_cap_hz, emc_cap_hz, None, None
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from jouled.board.basemode import BaseMode, base_mode_as_is, base_mode_of
 from jouled.board.discover import discover_domains, read_emc_table
@@ -38,9 +39,27 @@ log = logging.getLogger(__name__)
 CURRENT = "current"
 
 
+class About(Enum):
+    """What a note is about."""
+
+    BOARD = "board"
+    CONF = "conf"
+    MASK = "mask"
+    CLOCKS = "clocks"
+    KNOBS = "knobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What speaks against nothing, and should be known all the same: a sentence."""
+
+    about: About
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Board:
-    """`conf` is the stock conf at `conf_path`; `reference` the base mode as it sets it; `warnings` are sentences."""
+    """`conf` is the stock conf at `conf_path`; `reference` the base mode as it sets it."""
 
     identity: Identity
     file: BoardFile
@@ -50,7 +69,16 @@ class Board:
     conf_sha256: str
     reference: PowerMode
     conf: NvpmodelConf
-    warnings: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The notes as sentences."""
+        return tuple(note.text for note in self.notes)
+
+    def told(self, about: About) -> tuple[str, ...]:
+        """The notes about one thing."""
+        return tuple(note.text for note in self.notes if note.about is about)
 
 
 def reference_of(base: BaseMode) -> PowerMode:
@@ -68,11 +96,12 @@ def _read_stock_conf(sysfs: Sysfs) -> tuple[NvpmodelConf, str]:
     return parse_conf(raw.decode("utf-8", "replace"), where=CONF_PATH), hashlib.sha256(raw).hexdigest()
 
 
-def _status_id(host: Host, warnings: list[str]) -> int | None:
+def _status_id(host: Host, notes: list[Note]) -> int | None:
     try:
         return read_status(host.sysfs)
     except (ForbiddenError, BrokenError) as error:
-        warnings.append(f"nvpmodel's status file gives no mode ({error}); nvpmodel -q is asked instead")
+        text = f"nvpmodel's status file gives no mode ({error}); nvpmodel -q is asked instead"
+        notes.append(Note(About.CONF, text))
     try:
         answer = query(host.processes)
     except ToolAbsentError:
@@ -80,10 +109,11 @@ def _status_id(host: Host, warnings: list[str]) -> int | None:
     return None if answer is None else answer[1]
 
 
-def _current_model(host: Host, conf: NvpmodelConf, warnings: list[str]) -> PowerModel:
-    number = _status_id(host, warnings)
+def _current_model(host: Host, conf: NvpmodelConf, notes: list[Note]) -> PowerModel:
+    number = _status_id(host, notes)
     if number is None:
-        warnings.append(f"nvpmodel has recorded no mode yet; its default {conf.default} is taken")
+        text = f"nvpmodel has recorded no mode yet; its default {conf.default} is taken"
+        notes.append(Note(About.CONF, text))
         number = conf.default
     model = conf.by_id(number)
     if model is None:
@@ -109,7 +139,7 @@ def _check_name(model: PowerModel, conf: NvpmodelConf, wanted: str) -> None:
     )
 
 
-def _with_live_mask(sysfs: Sysfs, domains: Domains, base: BaseMode, warnings: list[str]) -> BaseMode:
+def _with_live_mask(sysfs: Sysfs, domains: Domains, base: BaseMode, notes: list[Note]) -> BaseMode:
     """The mask in force counts: at boot the conf's can be refused with EBUSY (JETSON 1.10)."""
     if domains.gpu is None or domains.gpu.mask_path is None:
         return base
@@ -118,33 +148,32 @@ def _with_live_mask(sysfs: Sysfs, domains: Domains, base: BaseMode, warnings: li
     except (AbsentError, ForbiddenError):
         return base
     if base.mask is not None and mask != base.mask:
-        warnings.append(
-            f"{domains.gpu.mask_path}: {base.name} wants mask {base.mask}, the board has {mask}; "
-            "jouled leaves it so (a reboot lets nvpmodel set it)"
-        )
+        text = f"{domains.gpu.mask_path}: {base.name} wants mask {base.mask}, the board has {mask}; "
+        notes.append(Note(About.MASK, f"{text}jouled leaves it so (a reboot lets nvpmodel set it)"))
     return replace(base, mask=mask)
 
 
-def _conf_in_use_warning(sysfs: Sysfs) -> list[str]:
+def _conf_in_use(sysfs: Sysfs) -> list[Note]:
     try:
         text = sysfs.read(CONF_PATH_PATH)
     except (AbsentError, ForbiddenError):
         return []
     if not text or sysfs.real(text).resolve() == sysfs.real(CONF_PATH).resolve():
         return []
-    return [f"nvpmodel last used {text}; the base mode is taken from {CONF_PATH}, which the next boot uses"]
+    text = f"nvpmodel last used {text}; the base mode is taken from {CONF_PATH}, which the next boot uses"
+    return [Note(About.CONF, text)]
 
 
-def _fixed_warnings(sysfs: Sysfs, domains: Domains) -> list[str]:
+def _fixed(sysfs: Sysfs, domains: Domains) -> list[Note]:
     found = []
     if domains.gpu is None:
-        found.append(
-            "no GPU devfreq device was found (it may appear after the first GPU use): the GPU clock stays fixed"
-        )
+        text = "no GPU devfreq device was found (it may appear after the first GPU use): the GPU clock stays fixed"
+        found.append(Note(About.KNOBS, text))
     if domains.emc is None:
-        found.append("no EMC cap was found: the memory clock stays fixed")
+        found.append(Note(About.KNOBS, "no EMC cap was found: the memory clock stays fixed"))
     elif read_emc_table(sysfs) is None:
-        found.append("the memory's clock table is not readable here (debugfs, root): the board file's is used")
+        text = "the memory's clock table is not readable here (debugfs, root): the board file's is used"
+        found.append(Note(About.CLOCKS, text))
     return found
 
 
@@ -161,21 +190,22 @@ def discover(host: Host, base_mode: str = CURRENT) -> Board:
         raise unknown_board(host.sysfs, identity)
     domains = discover_domains(host.sysfs, emc_table_hz=file.emc_table_hz)
     told = release_warning(identity)
-    warnings = [told] if told is not None else []
-    warnings += _fixed_warnings(host.sysfs, domains) + _conf_in_use_warning(host.sysfs)
+    notes = [Note(About.BOARD, told)] if told is not None else []
+    notes += _fixed(host.sysfs, domains) + _conf_in_use(host.sysfs)
     try:
         conf, sha256 = _read_stock_conf(host.sysfs)
-        model = _current_model(host, conf, warnings)
+        model = _current_model(host, conf, notes)
         _check_name(model, conf, base_mode)
         base = base_mode_of(conf, model, domains, where=CONF_PATH)
     except (NotSupportedError, BrokenError) as error:
         if tuning_refusal(identity, file) is None:
             raise
-        warnings.append(f"the caps are watched as they stood when jouled looked first: {error}")
+        text = f"the caps are watched as they stood when jouled looked first: {error}"
+        notes.append(Note(About.BOARD, text))
         conf, sha256 = NvpmodelConf((), (), 0), ""
         base = base_mode_as_is(host.sysfs, domains)
-    base = _with_live_mask(host.sysfs, domains, base, warnings)
-    return Board(identity, file, domains, base, CONF_PATH, sha256, reference_of(base), conf, tuple(warnings))
+    base = _with_live_mask(host.sysfs, domains, base, notes)
+    return Board(identity, file, domains, base, CONF_PATH, sha256, reference_of(base), conf, tuple(notes))
 
 
 def fingerprint(board: Board, external_w: float) -> dict[str, str]:

@@ -63,7 +63,9 @@ def domain_points(board: Board, emc_floor: int | Literal["auto"] = AUTO) -> Doma
         emc_hz = _between(domains.emc.table_hz, floor_hz, base.emc_cap_hz)
     if domains.gpu is not None and base.gpu_cap_hz is not None:
         gpu_hz = _between(domains.gpu.table_hz, domains.gpu.table_hz[0], base.gpu_cap_hz)
-    cpu_hz = _between(domains.cpu.table_hz, base.cpu_min_hz, base.cpu_cap_hz)
+    cpu_hz: tuple[int | None, ...] = (None,)
+    if base.cpu_cap_hz is not None:
+        cpu_hz = _between(domains.cpu.table_hz, base.cpu_min_hz, base.cpu_cap_hz)
     return DomainPoints(emc_hz, gpu_hz, cpu_hz, (base.cores,))
 
 

@@ -136,8 +136,10 @@ class _Rest:
 
 
 def _cpu_limits(
-    board: Board, rest: _Rest, cap_hz: int, online: tuple[int, ...], policy: ClocksPolicy
+    board: Board, rest: _Rest, cap_hz: int | None, online: tuple[int, ...], policy: ClocksPolicy
 ) -> tuple[Limits, ...]:
+    if cap_hz is None:
+        return ()
     stock_khz = board.base_mode.cpu_min_hz // 1000
     return tuple(
         rest.limits(f"{path}/scaling_", stock_khz, cap_hz // 1000, policy)
@@ -191,10 +193,9 @@ def target_of(board: Board, home: Knobs, mode: PowerMode, policy: ClocksPolicy) 
     full = complete(board, mode)
     rest = _Rest(home)
     online = board.base_mode.online_cpus[: full.cores]
-    cpu_cap_hz = full.cpu_hz or board.base_mode.cpu_cap_hz
     locked = policy is ClocksPolicy.LOCKED
     idle = {path: rest.values[path] for path in home.of(Kind.IDLE) if path in rest.values}
-    cpu = _cpu_limits(board, rest, cpu_cap_hz, online, policy)
+    cpu = _cpu_limits(board, rest, full.cpu_hz, online, policy)
     gpu = _gpu_limits(board, rest, full.gpu_hz, policy)
     governors = {} if locked else _governors(rest, cpu, gpu)
     return Target(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from jouled.board.basemode import base_mode_of
-from jouled.board.board import Board
+from jouled.board.board import About, Board
 from jouled.board.identity import LEVELS, SUPER, Identity
 from jouled.board.knobs import Kind, read_knobs
 from jouled.board.nvpmodel import CONF_PATH
@@ -29,12 +29,6 @@ CONF_OF = {
     "p3834-0008": "p3834_0008",
     "p3834-0000": "p3834_0000",
 }
-_SAID_ELSEWHERE = ("mask", "nvpmodel", "devfreq", "EMC cap", "memory's clock table")
-
-
-def _notes(board: Board, *words: str) -> list[str]:
-    """What discovery has warned of, as far as it is about `words`."""
-    return [text for text in board.warnings if any(word in text for word in words)]
 
 
 def facts(patient: Patient) -> Check:
@@ -47,9 +41,8 @@ def facts(patient: Patient) -> Check:
         return Check("board", Level.FAULT, str(patient.refusal), hint, code)
     if patient.untouched is not None:
         return Check("board", Level.FAULT, patient.untouched, (OBSERVE,), NotSupportedError.exit_code)
-    others = [text for text in board.warnings if not any(word in text for word in _SAID_ELSEWHERE)]
-    if others:
-        return warning("board", "; ".join(others))
+    if notes := board.told(About.BOARD):
+        return warning("board", "; ".join(notes))
     return ok("board", f"{_known(board)}; unmeasured")
 
 
@@ -78,7 +71,7 @@ def conf(patient: Patient) -> Check:
     if board.conf.by_id(board.conf.default) is None:
         text = f"{file}: DEFAULT={board.conf.default} is no mode of it: a boot without a recorded mode fails"
         return warning("conf", text, f"sudo nvpmodel -m {board.base_mode.id}   # records one")
-    if notes := _notes(board, "nvpmodel last", "nvpmodel's", "nvpmodel has"):
+    if notes := board.told(About.CONF):
         return warning("conf", "; ".join(notes), f"sudo nvpmodel -m {board.base_mode.id}   # records the mode anew")
     names = ", ".join(model.name for model in board.conf.models)
     return ok("conf", f"{file.removeprefix('nvpmodel_').removesuffix('.conf')}: {names}")
@@ -96,7 +89,7 @@ def mask(patient: Patient) -> Check:
     live = board.base_mode.mask
     if board.domains.gpu is None or board.domains.gpu.mask_path is None:
         return ok("mask", "no TPC mask on this board")
-    if notes := _notes(board, "wants mask"):
+    if notes := board.told(About.MASK):
         return warning("mask", notes[0], "sudo reboot")
     others = [name for name, other in _masks(board) if other not in (None, live)]
     apart = f"; another, by reboot only: {', '.join(others)}" if others else ""
@@ -123,7 +116,7 @@ def clocks(patient: Patient) -> Check:
     spans = [_span("CPU", domains.cpu.table_hz)]
     spans += [_span("GPU", domains.gpu.table_hz)] if domains.gpu is not None else []
     spans += [_span("EMC", domains.emc.table_hz)] if domains.emc is not None else []
-    if _notes(board, "memory's clock table"):
+    if board.told(About.CLOCKS):
         return unknown("clocks", f"{', '.join(spans)} MHz; EMC as jouled knows it: only root reads its table")
     return ok("clocks", f"{', '.join(spans)} MHz")
 
@@ -132,7 +125,7 @@ def knobs(patient: Patient) -> Check:
     """Which domains can be set, how many modes that makes, and whether somebody has locked the clocks."""
     board = patient.board
     assert board is not None
-    if notes := _notes(board, "no GPU devfreq", "no EMC cap"):
+    if notes := board.told(About.KNOBS):
         return warning("knobs", "; ".join(notes))
     if _is_locked(patient, board):
         text = "the clocks are locked at their caps (jetson_clocks); a job measures them unlocked"
