@@ -18,7 +18,7 @@ import pytest
 
 import jouled.board.jtop_meter
 from jouled.board.clock import SystemClock
-from jouled.board.jtop_meter import JtopMeter, interpreter, open_jtop
+from jouled.board.jtop_meter import JtopMeter, Link, interpreter, open_jtop
 from jouled.board.process import Processes
 from jouled.errors import NotSupportedError, SensorError
 from jouletune.trace import total_power_w
@@ -166,6 +166,46 @@ def test_a_service_that_goes_ends_the_samples_and_is_asked_again_next_time(opene
     assert meter.linked() is not link
 
 
+ABOUT = {"about": {"version": "7.2.2", "interval_s": 0.1, "rails": ["VDD_IN"]}}
+
+
+def scripted(*scripts: str) -> JtopMeter:
+    """A meter whose readers are shell scripts, one after the other."""
+    left = iter(scripts)
+    start = lambda: Processes().spawn(["/bin/sh", "-c", f"echo '{json.dumps(ABOUT)}'; {next(left)}"])  # noqa: E731
+    return JtopMeter(start, ("VDD_IN",), coverage="module", averaging_s=0.4, allow_partial=False)
+
+
+def test_a_reader_that_was_silent_is_replaced_for_the_next_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = json.dumps({"t_s": 1.0, "rails": {"VDD_IN": {"mv": 5000, "ma": 1000}}})
+    meter = scripted("read wait", f"while sleep 0.01; do echo '{line}'; done")
+    monkeypatch.setattr(Link, "patience_s", 0.05)
+    sampling = meter.sampling(SystemClock(), rate_hz=5.0)
+    try:
+        with pytest.raises(SensorError, match="jtop: its reader is silent"):
+            sampling.start()
+        monkeypatch.setattr(Link, "patience_s", 30.0)
+        sampling.start()
+        assert sampling.power_w == 5.0
+    finally:
+        meter.close()
+
+
+@pytest.mark.parametrize("line", ["[1, 2]", '{"rails": 5, "t_s": 1}', '{"rails": {"VDD_IN": 5}, "t_s": 1}'])
+def test_what_is_no_line_of_its_protocol_is_a_sensor_error_that_quotes_it(
+    monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    meter = scripted(f"echo '{line}'; read wait")
+    monkeypatch.setattr(Link, "patience_s", 0.2)
+    try:
+        meter.linked().about()
+        with pytest.raises(SensorError, match="said what is no line of its protocol") as caught:
+            meter.sampling(SystemClock(), rate_hz=5.0).start()
+        assert line in str(caught.value)
+    finally:
+        meter.close()
+
+
 @pytest.mark.parametrize(
     ("start", "said"),
     [
@@ -185,7 +225,7 @@ def test_rails_that_it_does_not_read_are_named(opened: Open) -> None:
     with pytest.raises(NotSupportedError, match=r"jtop 7.2.2 reads no VIN; it reads: VDDQ_VDD2_1V8AO, VDD_CPU_CV"):
         opened(("VIN",), sets=[agx(1.0)] * 20)
     partial = opened(("VIN", "VDD_GPU_SOC"), sets=[agx(1.0)] * 20, allow_partial=True)
-    assert (partial.rail, partial.coverage) == ("VDD_GPU_SOC", "partial, without VIN")
+    assert (partial.rail, partial.coverage) == ("VDD_GPU_SOC", "partial, without VIN, read by jtop")
 
 
 # --- which python -------------------------------------------------------------------------------------------

@@ -30,6 +30,23 @@ def test_lines_are_heard_and_what_is_none_is_left(caplog: pytest.LogCaptureFixtu
         reader.close(PATIENCE_S)
 
 
+@pytest.mark.parametrize("line", ["[]", "5", "null", '"a"', '{"wrong": 1}', "Segmentation fault"])
+def test_a_line_that_is_none_of_the_protocol_is_told_and_ends_nothing(line: str) -> None:
+    child = Processes().spawn(["/bin/sh", "-c", f"echo '{line}'; read go; echo '{{\"a\": 1}}'; read go"])
+    heard: list[int] = []
+    reader = Reader(child, source="a test", hear=lambda said: heard.append(said["a"]))
+    reader.start()
+    try:
+        assert reader.wait(lambda: bool(reader.nonsense), PATIENCE_S)
+        assert reader.nonsense == repr(line.encode())
+        assert reader.is_alive
+        reader.say("go")
+        assert reader.wait(lambda: heard == [1], PATIENCE_S)
+        assert reader.nonsense == ""
+    finally:
+        reader.close(PATIENCE_S)
+
+
 def test_one_that_does_not_end_by_itself_is_killed() -> None:
     child = Processes().spawn(["/bin/sh", "-c", "echo '{}'; sleep 600"])
     heard: list[Mapping[str, Any]] = []

@@ -71,11 +71,15 @@ def _start(processes: Processes, python: str | None) -> Spawned:
 class Link:
     """The child, and a thread that reads its lines. Raises NotSupportedError where it finds no service."""
 
+    patience_s = SILENT_S
+
     def __init__(self, child: Spawned) -> None:
         self._about: Mapping[str, Any] | None = None
         self.why: str | None = None
         self.lines: list[Mapping[str, Any]] = []
         self.lost = 0
+        self.was_silent = False
+        self._heard = 0
         self._reader = Reader(child, source="jtop", hear=self._hear)
         self._reader.start()
 
@@ -87,8 +91,11 @@ class Link:
         return self._about
 
     def _hear(self, said: Mapping[str, Any]) -> None:
+        self._heard += 1
         if "rails" in said:
-            self.lines.append(said)
+            if not all(isinstance(rail, dict) for rail in said["rails"].values()):
+                raise TypeError("rails")
+            self.lines.append({**said, "t_s": float(said["t_s"])})
         elif "stale_s" in said:
             self.lost += 1
             self.why = f"its service has read nothing new for {said['stale_s']:g} s"
@@ -104,14 +111,15 @@ class Link:
         """Why there is nothing more of it."""
         if self.why is not None:
             return self.why
-        if self._reader.is_alive:
-            return "its reader is silent"
-        return self._reader.last_words()
+        if self._reader.nonsense:
+            return f"its reader said what is no line of its protocol: {self._reader.nonsense}"
+        return "its reader is silent" if self._reader.is_alive else self._reader.last_words()
 
     def next_sample(self) -> None:
-        """Wait for one that is not here yet. Raises SensorError."""
-        count = len(self.lines)
-        if not self._reader.wait(lambda: len(self.lines) > count, SILENT_S):
+        """Wait for one that is not here yet. Raises SensorError; `was_silent` where nothing was said at all."""
+        count, heard = len(self.lines), self._heard
+        if not self._reader.wait(lambda: len(self.lines) > count, self.patience_s):
+            self.was_silent = self._heard == heard
             raise SensorError(f"jtop: {self.silence()}")
 
     def close(self) -> None:
@@ -152,14 +160,15 @@ class JtopMeter:
         self.version = str(about["version"])
         self.labels = present
         self.rail = "+".join(present)
-        self.coverage = f"{coverage}, read by jtop" if not missing else f"partial, without {', '.join(missing)}"
+        covered = f"partial, without {', '.join(missing)}" if missing else coverage
+        self.coverage = f"{covered}, read by jtop"
         self.interval_s = float(about["interval_s"])
         self.averaging_s = max(averaging_s, self.interval_s)
 
     def linked(self) -> Link:
-        """The reader, begun anew where it has ended (its service was restarted). Raises SensorError."""
-        if not self._link.is_alive:
-            log.warning("jtop's reader has ended and is started again: %s", self._link.silence())
+        """The reader, begun anew where it has ended (its service was restarted) or was silent. Raises SensorError."""
+        if not self._link.is_alive or self._link.was_silent:
+            log.warning("jtop's reader is started again: %s", self._link.silence())
             self._link.close()
             self._link = Link(self._start())
             try:

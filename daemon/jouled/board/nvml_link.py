@@ -110,6 +110,8 @@ class Link:
         return time.monotonic() - self._heard_s > SILENT_S
 
     def _why_silent(self) -> str:
+        if self._reader.nonsense:
+            return f"its reader said what is no line of its protocol: {self._reader.nonsense}"
         if self._reader.is_alive:
             return "its reader is silent: a call hangs in the driver"
         return self._reader.last_words()

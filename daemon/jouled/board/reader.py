@@ -16,10 +16,14 @@ from jouled.errors import StuckError
 log = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 16
+_SHOWN_BYTES = 120
 
 
 class Reader:
-    """`source` is what it reads from; `hear` gets each object, in the thread and with `changed` held."""
+    """`source` is what it reads from; `hear` gets each object, in the thread and with `changed` held.
+
+    `nonsense`: the last line, where it was no line of the protocol; else "".
+    """
 
     def __init__(self, child: Spawned, *, source: str, hear: Callable[[Mapping[str, Any]], None]) -> None:
         self.changed = threading.Condition()
@@ -27,6 +31,7 @@ class Reader:
         self._source = source
         self._hear = hear
         self._has_ended = False
+        self.nonsense = ""
         self._thread = threading.Thread(target=self._read, name=f"jouled-{source.lower()}", daemon=True)
 
     def start(self) -> None:
@@ -35,22 +40,28 @@ class Reader:
 
     def _read(self) -> None:
         left = b""
-        while more := os.read(self._child.stdout, _READ_BYTES):
-            *lines, left = (left + more).split(b"\n")
-            for line in lines:
-                self._take(line)
-        with self.changed:
-            self._has_ended = True
-            self.changed.notify_all()
+        try:
+            while more := os.read(self._child.stdout, _READ_BYTES):
+                *lines, left = (left + more).split(b"\n")
+                for line in lines:
+                    self._take(line)
+        finally:  # whatever ends the thread, nobody waits for it
+            with self.changed:
+                self._has_ended = True
+                self.changed.notify_all()
 
     def _take(self, line: bytes) -> None:
-        try:
-            said = json.loads(line)
-        except ValueError:
-            log.warning("the reader of %s said what is no line of its protocol: %r", self._source, line[:200])
-            return
+        """What is no object, or not one of `hear`'s, is passed over and kept as `nonsense`, to be told of."""
         with self.changed:
-            self._hear(said)
+            try:
+                said = json.loads(line)
+                if not isinstance(said, dict):
+                    raise TypeError("no object")
+                self._hear(said)
+                self.nonsense = ""
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                self.nonsense = repr(line[:_SHOWN_BYTES])
+                log.warning("the reader of %s said what is no line of its protocol: %s", self._source, self.nonsense)
             self.changed.notify_all()
 
     @property
