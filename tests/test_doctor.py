@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from tests.standin_python import interpreter, plan
 
-from jouled.board.board import discover
+from jouled.board.board import About, Note, discover
 from jouled.board.grid import board_space
 from jouled.board.identity import board_files
 from jouled.board.knobs import STATUS_PATH, read_knobs
@@ -32,6 +33,7 @@ from jouled.doctor.check import Check, Level
 from jouled.doctor.examine import Diagnosis, examine
 from jouled.doctor.patient import admit
 from jouled.doctor.report import own_names, report, scrub
+from jouled.doctor.runner import nothing_runs
 from jouled.job.cancel import Cancellation
 from jouled.job.job import run_job
 from jouled.job.site import Site
@@ -74,7 +76,7 @@ class Clinic:
     def examine(self, *, privileged: bool = True, may_probe: bool = True, **keys: Any) -> Diagnosis:
         site = self.site(load(None, {key.replace("__", "."): value for key, value in keys.items()}))
         site = replace(site, host=replace(site.host, privileged=privileged))
-        return examine(admit(site, simulation=SIMULATED, may_probe=may_probe))
+        return examine(admit(site, may_probe=may_probe), workloads=nothing_runs(SIMULATED))
 
     def check(self, name: str, **more: Any) -> Check:
         (found,) = [check for check in self.examine(**more).checks if check.name == name]
@@ -394,11 +396,44 @@ def test_pinned_services_matter_where_cores_are_taken_offline(clinic: Clinic) ->
     assert clinic.check("cores", grid__cores=[8, 12]).level is Level.WARNING
 
 
+@pytest.mark.parametrize("place", ["/usr/lib/systemd/system", "/lib/systemd/system", "/run/systemd/system"])
+def test_vendors_units_and_drop_ins_count_as_the_operators_do(clinic: Clinic, place: str) -> None:
+    clinic.plant(f"{place}/camera.service", "[Service]\nCPUAffinity=8-11\n")
+    clinic.plant(f"{place}/lidar.service.d/pin.conf", "[Service]\nAllowedCPUs=1\n")
+    clinic.plant(f"{place}/multi-user.target.wants/tlp.service", "")
+    assert "pinned to cores: camera.service, lidar.service;" in clinic.check("cores").text
+    assert "tlp starts at boot" in clinic.check("others").text
+
+
+def test_of_two_units_of_one_name_the_operators_counts(clinic: Clinic) -> None:
+    clinic.plant("/usr/lib/systemd/system/camera.service", "[Service]\nCPUAffinity=8-11\n")
+    clinic.plant("/etc/systemd/system/camera.service", "[Service]\nNice=5\n")
+    clinic.plant("/usr/lib/systemd/system/lidar.service", "[Service]\nCPUAffinity=8-11\n")
+    clinic.plant("/etc/systemd/system/lidar.service.d/free.conf", "[Service]\nCPUAffinity=\n")
+    assert clinic.check("cores").text == "nobody is pinned to cores"
+    clinic.plant("/etc/systemd/system.conf.d/all.conf", "[Manager]\nCPUAffinity=0-3\n")
+    assert "pinned to cores: all services;" in clinic.check("cores").text
+
+
+def test_a_worker_in_another_namespace_than_pid_1_is_seen_by_its_files(clinic: Clinic) -> None:
+    clinic.plant("/sys/fs/cgroup/system.slice/jouled-worker.service/cgroup.procs", "77\n")
+    for pid, number in ((1, 4026531840), (77, 4026532999)):
+        link = clinic.machine.root / f"proc/{pid}/ns/mnt"
+        link.parent.mkdir(parents=True)
+        link.symlink_to(f"mnt:[{number}]")
+    assert "the worker that runs has a mount namespace of its own" in clinic.check("unit").text
+
+
 def test_a_board_without_a_clock_of_its_own_is_told_to_keep_time(clinic: Clinic) -> None:
     (clinic.machine.root / "sys/class/rtc/rtc0/hctosys").unlink()
     (clinic.machine.root / "sys/class/rtc/rtc0").rmdir()
     found = clinic.check("clock")
     assert (found.level, found.to_do) == (Level.WARNING, ("sudo timedatectl set-ntp true",))
+    clinic.plant("/run/chrony/chronyd.pid", "7")  # a folder that is there proves nothing
+    assert clinic.check("clock").to_do == found.to_do
+    clinic.plant("/sys/fs/cgroup/system.slice/chrony.service/cgroup.procs", "7")
+    asked = clinic.check("clock")
+    assert (asked.level, asked.to_do) == (Level.WARNING, ("chronyc tracking   # has it been answered?",))
     clinic.plant("/run/systemd/timesync/synchronized", "")
     assert clinic.check("clock").level is Level.OK
 
@@ -417,10 +452,10 @@ def test_a_full_or_read_only_disk_is_said_before_a_job_needs_it(
 ) -> None:
     free_bytes, inodes, flags = room
     site = clinic.site(Config())
-    patient = admit(site, simulation=SIMULATED, may_probe=False)
+    patient = admit(site, may_probe=False)
     found = os.statvfs_result((1, 1, free_bytes, free_bytes, free_bytes, 1000, inodes, inodes, flags, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: found)
-    diagnosis = examine(patient)
+    diagnosis = examine(patient, workloads=nothing_runs(SIMULATED))
     (check,) = [check for check in diagnosis.checks if check.name == "disk"]
     assert check.level.value == level
     assert words.format(folder=site.host.state_dir) in check.text
@@ -504,6 +539,17 @@ def test_a_long_name_of_board_and_mode_stays_on_one_line(tmp_path: Path) -> None
 def test_what_is_only_assumed_of_a_board_is_said(tmp_path: Path) -> None:
     found = Clinic(tmp_path, "orin-nano-4gb").check("board", may_probe=False)
     assert found.text == "assumed cpu, gpu; inferred emc, zones, paths; unmeasured"
+
+
+def test_notes_are_told_where_they_belong_whatever_their_words(clinic: Clinic) -> None:
+    site = clinic.site(Config())
+    patient = admit(site, may_probe=False)
+    assert patient.board is not None
+    for about in About:
+        note = Note(about, "a sentence of nvpmodel, mask and devfreq")
+        diagnosis = examine(replace(patient, board=replace(patient.board, notes=(note,))), workloads=nothing_runs("-"))
+        (said,) = [check.name for check in diagnosis.checks if note.text in check.text or "only root" in check.text]
+        assert said == about.value
 
 
 def test_what_nvpmodel_said_within_the_workers_unit_is_remembered(clinic: Clinic) -> None:
@@ -658,5 +704,35 @@ def test_report_of_a_board_that_is_not_known_can_be_written_too(
     assert main(["doctor", *where, "--report", str(tmp_path / "report.txt")]) == 8
     assert "look through it before you send it" in capsys.readouterr().err
     assert "VIN_SYS_5V0" in (tmp_path / "report.txt").read_text()
-    assert main(["doctor", *where, "--report", str(tmp_path)]) == 1
-    assert "cannot be written" in capsys.readouterr().err
+    assert main(["doctor", *where, "--report", str(tmp_path / "none" / "report.txt")]) == 1
+    told = capsys.readouterr().err
+    assert "cannot be written: No such file or directory" in told
+    assert f"to do: see what lies in {tmp_path / 'none'}, or name another file" in told
+
+
+@pytest.mark.parametrize("name", ["", "/"])
+def test_a_report_without_a_files_name_is_refused_before_anything_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert main(["doctor", "--virtual", AGX, "--state-dir", str(tmp_path / "s"), "--report", name]) == 2
+    told = capsys.readouterr()
+    assert "--report: wanted the name of a file" in told.err
+    assert not told.out
+
+
+def test_a_report_that_cannot_be_written_whole_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.txt"
+    path.write_text("the one before")
+
+    def full(self: Path, text: str, **keys: Any) -> int:
+        with self.open("w") as file:
+            file.write(text[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert main(["doctor", "--virtual", AGX, "--state-dir", str(tmp_path / "s"), "--report", str(path)]) == 1
+    assert f"to do: free some space in {tmp_path}" in capsys.readouterr().err
+    assert path.read_text() == "the one before"
+    assert [each.name for each in tmp_path.iterdir() if each.name.endswith(".new")] == []

@@ -41,13 +41,31 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_hint(error: OSError, folder: Path) -> str:
+def write_hint(error: OSError, folder: Path, instead: str = "name another folder with --state-dir") -> str:
     """What to do about a file in `folder` that cannot be written."""
     if error.errno in _FULL:
         return f"free some space in {folder}"
     if error.errno in _REFUSED:
-        return f"make {folder} writable for this user, or name another folder with --state-dir"
-    return f"see what lies in {folder}, or name another folder with --state-dir"
+        return f"make {folder} writable for this user, or {instead}"
+    return f"see what lies in {folder}, or {instead}"
+
+
+def replace_text(path: Path, text: str) -> None:
+    """A file of the user's as a whole, so that a full disk costs none that was there. Raises OSError.
+
+    What is no file, such as /dev/stdout, is written to.
+    """
+    path = path.resolve()  # a link stays one
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        os.replace(fresh, path)
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

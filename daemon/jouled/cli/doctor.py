@@ -11,14 +11,16 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from jouled.board.statefile import replace_text, write_hint
 from jouled.cli.arguments import here
 from jouled.cli.output import WIDTH
 from jouled.cli.site import open_site
 from jouled.doctor.check import Check, Level
-from jouled.doctor.examine import Diagnosis, examine
+from jouled.doctor.examine import Diagnosis, Workloads, examine
 from jouled.doctor.patient import admit
 from jouled.doctor.report import report
-from jouled.errors import ConfigError, StateError
+from jouled.doctor.runner import nothing_runs, workloads
+from jouled.errors import ConfigError, StateError, UsageError
 from jouled.job.site import Site
 
 _SPACE = 20  # columns before a check's text
@@ -28,10 +30,13 @@ _SAID = {True: "yes", False: "no", None: "unknown"}
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Look at everything that a job would need; 0 where one can run, else what it would end with."""
+    if arguments.report is not None and (not arguments.report.name or arguments.report.is_dir()):
+        text = f"--report: wanted the name of a file, got {str(arguments.report)!r}"
+        raise UsageError(text, hint="jouled doctor --report report.txt")
     site, error = _open(arguments)
     try:
-        patient = admit(site, simulation=_simulation(arguments, site), config_error=error, may_probe=arguments.probe)
-        diagnosis = examine(patient)
+        patient = admit(site, config_error=error, may_probe=arguments.probe)
+        diagnosis = examine(patient, workloads=_workloads(arguments, site))
         if arguments.report is not None:
             _write(arguments.report, report(diagnosis))
     finally:
@@ -55,22 +60,23 @@ def _open(arguments: argparse.Namespace) -> tuple[Site, ConfigError | None]:
         return open_site(argparse.Namespace(**{**vars(arguments), **without})), error
 
 
-def _simulation(arguments: argparse.Namespace, site: Site) -> str | None:
-    """What runs instead of a workload, and what of the board itself is made up; None on a real machine."""
+def _workloads(arguments: argparse.Namespace, site: Site) -> Workloads:
+    """Who looks at what would be run here; of a board that is made up: what stands in for it, and what is assumed."""
     if arguments.virtual is None:
-        return None if arguments.table is None else site.workload
+        return workloads if arguments.table is None else nothing_runs(f"simulated: {site.workload}")
     from jouled.virtual.specs import board_spec
 
     assumed = board_spec(arguments.virtual).assumed
-    plain = site.workload.removeprefix("virtual:")
-    return f"{plain}; assumed: {', '.join(assumed)}" if assumed else plain
+    told = f"simulated: {site.workload.removeprefix('virtual:')}"
+    return nothing_runs(f"{told}; assumed: {', '.join(assumed)}" if assumed else told)
 
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        replace_text(path, text)
     except OSError as error:
-        raise StateError(f"--report: {path}: cannot be written: {error.strerror}") from error
+        hint = write_hint(error, path.parent, "name another file")
+        raise StateError(f"--report: {path}: cannot be written: {error.strerror}", hint=hint) from error
 
 
 # --- what is said -------------------------------------------------------------------------------------------

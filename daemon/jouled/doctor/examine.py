@@ -29,6 +29,7 @@ _MACHINE: tuple[tuple[str, Callable[[Patient], Check]], ...] = (
     ("config", system.config),
 )
 _TITLE = 69  # of a line of 79
+Workloads = Callable[[Patient], Iterator[Check]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,12 @@ class Diagnosis:
         return "no Jetson"
 
 
-def examine(patient: Patient) -> Diagnosis:
-    """Look at everything; nothing that goes wrong on the way ends it."""
-    return Diagnosis(patient, tuple(_checks(patient)))
+def examine(patient: Patient, *, workloads: Workloads = runner.workloads) -> Diagnosis:
+    """Look at everything; nothing that goes wrong on the way ends it. `workloads` looks at what would be run."""
+    return Diagnosis(patient, tuple(_checks(patient, workloads)))
 
 
-def _checks(patient: Patient) -> Iterator[Check]:
+def _checks(patient: Patient, workloads: Workloads) -> Iterator[Check]:
     yield guarded("board", lambda: boards.facts(patient))
     if patient.board is not None:
         for name, look in _BOARD:
@@ -84,7 +85,7 @@ def _checks(patient: Patient) -> Iterator[Check]:
     yield from _sensors(patient)
     for name, look in _MACHINE:
         yield guarded(name, lambda look=look: look(patient))  # type: ignore[misc]
-    yield from runner.workloads(patient)
+    yield from workloads(patient)
     yield guarded("unit", lambda: unit(patient))
 
 

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 
 from jouled.doctor.check import Check, ok, warning
 from jouled.doctor.patient import Patient
-from jouled.errors import SysfsError
+from jouled.doctor.units import files_of, files_of_manager, is_wanted, names
 
 # Units that set governors, clocks or idle states by a policy of their own.
 MANAGERS = ("tuned", "power-profiles-daemon", "tlp", "auto-cpufreq")
 _CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
 _JTOP_CONF = "/usr/local/jtop/config.json"
 _JTOP_OFF = "python3 -c 'from jtop import jtop; j = jtop(); j.start(); j.jetson_clocks.boot = False; j.close()'"
-_UNITS = ("/etc/systemd/system/*.service", "/etc/systemd/system/*.service.d/*.conf", "/etc/systemd/system.conf",
-          "/etc/systemd/system.conf.d/*.conf")  # fmt: skip
-_AFFINITY = re.compile(r"^[ \t]*(?:CPUAffinity|AllowedCPUs)[ \t]*=[ \t]*\S", re.MULTILINE)
+_PINNED_KINDS = ("service", "slice", "scope")
+_AFFINITY = re.compile(r"^[ \t]*(CPUAffinity|AllowedCPUs)[ \t]*=[ \t]*(\S*)", re.MULTILINE)
 _ISOLATED = re.compile(r"\b(isolcpus|nohz_full)=(\S+)")
 _RIVALS_TO_DO = "sudo systemctl disable --now {}"
 
@@ -29,7 +28,7 @@ def is_active(patient: Patient, unit: str) -> bool:
 
 def is_enabled(patient: Patient, unit: str) -> bool:
     """Does a boot start it?"""
-    return bool(patient.sysfs.glob(f"/etc/systemd/system/*.wants/{unit}.service"))
+    return is_wanted(patient.sysfs, f"{unit}.service")
 
 
 def others(patient: Patient) -> Check:
@@ -78,11 +77,16 @@ def cores(patient: Patient) -> Check:
 
 
 def _pinned(patient: Patient) -> Iterator[str]:
-    for pattern in _UNITS:
-        for path in patient.sysfs.glob(pattern):
-            try:
-                text = patient.sysfs.read(path)
-            except SysfsError:
-                continue
-            if _AFFINITY.search(text):
-                yield path.split("/")[4].removesuffix(".d") if "/system/" in path else "all services"
+    sysfs = patient.sysfs
+    if _pins(patient, files_of_manager(sysfs)):
+        yield "all services"
+    for kind in _PINNED_KINDS:
+        yield from (unit for unit in names(sysfs, kind) if _pins(patient, files_of(sysfs, unit)))
+
+
+def _pins(patient: Patient, files: list[str]) -> bool:
+    """What the files leave of it: an empty value takes back all before it."""
+    values: dict[str, str] = {}
+    for path in files:
+        values |= {match[1]: match[2] for match in _AFFINITY.finditer(patient.text(path))}
+    return any(values.values())

@@ -20,15 +20,14 @@ if TYPE_CHECKING:
 class Patient:
     """`refusal`: why no board was found; `identity` is there all the same on any Tegra.
 
-    `simulation` names what stands in for the workload on a board that is not real. `config_error`: what is wrong with
-    the configuration; the defaults stand in for it. `may_probe`: nvpmodel may be tried.
+    `config_error`: what is wrong with the configuration; the defaults stand in for it. `may_probe`: nvpmodel may be
+    tried.
     """
 
     site: Site
     board: Board | None
     identity: Identity | None
     refusal: JouledError | None
-    simulation: str | None = None
     config_error: JouledError | None = None
     may_probe: bool = True
 
@@ -55,9 +54,7 @@ class Patient:
             return ""
 
 
-def admit(
-    site: Site, *, simulation: str | None = None, config_error: JouledError | None = None, may_probe: bool = True
-) -> Patient:
+def admit(site: Site, *, config_error: JouledError | None = None, may_probe: bool = True) -> Patient:
     """Look which board it is; every way in which that fails is part of the answer."""
     identity, board, refusal = None, None, None
     try:
@@ -65,4 +62,4 @@ def admit(
         board = discover(site.host, site.config.board.base_mode)
     except JouledError as error:
         refusal = error
-    return Patient(site, board, identity, refusal, simulation, config_error, may_probe)
+    return Patient(site, board, identity, refusal, config_error, may_probe)

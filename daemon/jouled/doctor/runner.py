@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jouled.board.lock import read_holder
@@ -30,9 +30,6 @@ TO_DO: Mapping[str, str] = {
 
 def workloads(patient: Patient) -> Iterator[Check]:
     """One check for each workload of the configuration; where there is none, of the interpreter that one would have."""
-    if patient.simulation is not None:
-        yield ok("runner", f"simulated: {patient.simulation}")
-        return
     holder = read_holder(patient.site.host)
     if holder is not None:  # a runner beside it would be a stranger on the job's GPU
         yield unknown("runner", f"not tried while pid {holder[0]} (jouled {holder[1]}) holds the board")
@@ -41,6 +38,11 @@ def workloads(patient: Patient) -> Iterator[Check]:
         yield _without_workload(patient)
     for name, entry in patient.config.workloads.items():
         yield _workload(patient.site.host.processes, name, entry)
+
+
+def nothing_runs(text: str) -> Callable[[Patient], Iterator[Check]]:
+    """For a site that starts no program: `text` says what stands in for one."""
+    return lambda patient: iter((ok("runner", text),))
 
 
 def trtexec_of(processes: Processes) -> str | None:

@@ -6,6 +6,7 @@ import os
 from datetime import datetime, timezone
 
 from jouled.doctor.check import Check, Level, fault_of, ok, unknown, warning
+from jouled.doctor.others import is_active
 from jouled.doctor.patient import Patient
 from jouled.errors import StateError
 
@@ -16,7 +17,8 @@ _FEW_INODES = 100
 _OVERLAYS = frozenset({"overlay", "aufs", "unionfs"})
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _OLD_S = 1767225600.0  # 2026-01-01: a clock before that stands wrong
-_SYNCHRONISED = ("/run/systemd/timesync/synchronized", "/run/chrony")
+_SYNCHRONISED = "/run/systemd/timesync/synchronized"  # made by timesyncd once NTP has answered
+_CHRONY = ("chrony", "chronyd")  # writes down nowhere whether it has been answered
 
 
 def _mounts(patient: Patient) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -75,11 +77,13 @@ def clock(patient: Patient) -> Check:
     now_s = patient.site.host.clock.wall_s()
     when = datetime.fromtimestamp(now_s, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     has_rtc = bool(patient.sysfs.glob("/sys/class/rtc/rtc[0-9]*"))
-    in_step = any(patient.sysfs.exists(path) for path in _SYNCHRONISED)
+    in_step = patient.sysfs.exists(_SYNCHRONISED)
     if now_s < _OLD_S:
         return warning("clock", f"{when} is in the past: history will show it so", "sudo timedatectl set-ntp true")
     if not has_rtc and not in_step:
         text = f"{when}, but there is no clock that runs without power: after a boot it may stand wrong until NTP"
+        if any(is_active(patient, unit) for unit in _CHRONY):
+            return warning("clock", f"{text}; chrony runs", "chronyc tracking   # has it been answered?")
         return warning("clock", text, "sudo timedatectl set-ntp true")
     return ok("clock", f"{when}{', kept by NTP' if in_step else ''}{'' if has_rtc else ', no RTC'}")
 

@@ -7,9 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from jouled.board.sysfs import Sysfs
 from jouled.doctor.check import Check, ok, unknown, warning
 from jouled.doctor.others import is_enabled
 from jouled.doctor.patient import Patient
+from jouled.doctor.units import files_of
 from jouled.errors import JouledError, SysfsError
 from jouled.ledger import Ledger
 
@@ -24,22 +26,21 @@ NAMESPACES = (
 )
 _OPTION = re.compile(rf"^[ \t]*({'|'.join(NAMESPACES)})[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _OFF = frozenset({"", "no", "false", "off", "0", "default", "all", "shared"})
-_PLACES = ("/etc/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system")  # as systemd looks
 
 
 def unit(patient: Patient) -> Check:
     """The unit's and its drop-ins' options, and whether this process itself stands in another root than pid 1."""
-    if patient.simulation is None and any(_is_elsewhere(pid) for pid in _pids(patient)):
+    if any(_is_elsewhere(patient.sysfs, pid) for pid in _pids(patient)):
         text = "the worker that runs has a mount namespace of its own: nvpmodel takes that for a chroot"
         return warning("unit", text, "systemctl cat jouled-worker   # which of its options is it?")
-    if patient.simulation is None and _is_in_chroot():
+    if _is_in_chroot(patient.sysfs):
         text = "this shell is in a chroot or container: nvpmodel changes nothing in here and exits 0"
         return warning("unit", text, "run jouled on the host itself")
     job = _fooled_job(patient)
     if job is not None:
         text = f"in job {job} nvpmodel believed itself in a chroot; jouled wrote the caps itself"
         return warning("unit", text, "systemctl cat jouled-worker   # which of its options is a mount namespace?")
-    files = _files(patient)
+    files = files_of(patient.sysfs, UNIT)
     if not files:
         return ok("unit", "not installed as a service (sudo jouled install)")
     try:
@@ -52,14 +53,6 @@ def unit(patient: Patient) -> Check:
             return warning("unit", f"{why} and changes nothing", "sudo systemctl edit jouled-worker   # take it out")
     served = "" if is_enabled(patient, "jouled") else "; jouled.service is not enabled: sudo systemctl enable jouled"
     return ok("unit", f"{UNIT} has no mount namespace{served}")
-
-
-def _files(patient: Patient) -> list[str]:
-    """In the order in which they count: the unit, then its drop-ins by name; of two of one name the first place's."""
-    units = [path for place in _PLACES for path in patient.sysfs.glob(f"{place}/{UNIT}")]
-    found = [path for place in reversed(_PLACES) for path in patient.sysfs.glob(f"{place}/{UNIT}.d/*.conf")]
-    by_name = {path.rpartition("/")[2]: path for path in found}
-    return units[:1] + [by_name[name] for name in sorted(by_name)]
 
 
 def _options(patient: Patient, files: list[str]) -> dict[str, tuple[str, str]]:
@@ -83,18 +76,18 @@ def _pids(patient: Patient) -> list[str]:
     return patient.text(f"/sys/fs/cgroup/system.slice/{UNIT}/cgroup.procs").split()
 
 
-def _is_elsewhere(pid: str) -> bool:
+def _is_elsewhere(sysfs: Sysfs, pid: str) -> bool:
     """Has it another mount namespace than pid 1? Only root may look; else no."""
     try:
-        return os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/1/ns/mnt")
+        return os.readlink(sysfs.real(f"/proc/{pid}/ns/mnt")) != os.readlink(sysfs.real("/proc/1/ns/mnt"))
     except OSError:
         return False
 
 
-def _is_in_chroot() -> bool:
+def _is_in_chroot(sysfs: Sysfs) -> bool:
     """As nvpmodel is believed to tell: is pid 1's root another than ours? Only root may look; else no."""
     try:
-        first, own = os.stat("/proc/1/root/."), os.stat("/")
+        first, own = os.stat(sysfs.real("/proc/1/root")), os.stat(sysfs.real("/"))
     except OSError:
         return False
     return not os.path.samestat(first, own)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from jouled.board.apply import ClocksPolicy
+from jouled.board.statefile import replace_text, write_hint
 from jouled.errors import StateError, UsageError
 from jouled.job.events import Event
 from jouled.job.request import Request
@@ -37,6 +37,8 @@ def check_export(path: Path, request: Request, arrival: Arrival, *, table: Path 
         )
     if request.config.grid.clocks == ClocksPolicy.LOCKED.value:
         raise UsageError("--export: a recorded board's clocks are capped, got locked", hint="leave --clocks out")
+    if not path.name:
+        raise UsageError(f"--export: wanted the name of a file, got {str(path)!r}", hint="--export GRID.csv")
     if table is not None and path.exists() and path.samefile(table):
         raise UsageError(
             f"--export: {path} is the table that this board is made of; a job measures only some of its rows",
@@ -73,25 +75,11 @@ class Export:
         rows = self.rows()
         if rows:
             try:
-                _replace(path, render_table(rows))
+                replace_text(path, render_table(rows))
             except OSError as error:
-                raise StateError(f"--export: {path}: cannot be written: {error.strerror}") from error
+                hint = write_hint(error, path.parent, "name another file")
+                raise StateError(f"--export: {path}: cannot be written: {error.strerror}", hint=hint) from error
         return len(rows)
-
-
-def _replace(path: Path, text: str) -> None:
-    """As a whole, so that a full disk costs no earlier export; what is no file, such as /dev/stdout, is written to."""
-    path = path.resolve()  # a link stays one
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        fresh.write_text(text, encoding="utf-8")
-        os.replace(fresh, path)
-    finally:
-        with contextlib.suppress(OSError):
-            fresh.unlink(missing_ok=True)
 
 
 def _row(number: int, trials: Sequence[Trial]) -> Row:
