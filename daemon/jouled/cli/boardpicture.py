@@ -11,7 +11,7 @@ from rich.text import Text
 from jouled.cli.jobpicture import DOMAINS, fill, footer_line, job_facts, job_head
 from jouled.cli.jobview import JobView
 from jouled.cli.output import megahertz
-from jouled.cli.paper import BAR, LABEL, Paper, bar, ends, first_that_fits, labelled, wrapped
+from jouled.cli.paper import BAR, LABEL, Paper, bar, ends, first_that_fits, labelled, told, wrapped
 from jouled.cli.status import facts, title
 
 Record = Mapping[str, Any]
@@ -34,7 +34,7 @@ def service_picture(seen: Seen, paper: Paper, footer: Sequence[str]) -> list[str
         lines = [Text(seen.notice or "waiting for the service", "bold yellow")]
         return paper.rendered([*lines, Text(footer[-1], "reverse")][: paper.height])
     head = _board_head(status, seen.now_s, width)
-    last = [Text(seen.notice, "bold yellow")] if seen.notice else []
+    last = told(seen.notice, width)
     if seen.job is not None:
         urgent = _to_do(status, width, 1) if status["to_do"] else []
         body = [*head, *urgent, *job_head(seen.job, width), *job_facts(seen.job, width)]
@@ -75,7 +75,7 @@ def _readings(status: Record, width: int) -> list[Text]:
         if name in seen or name in caps
     ]
     each = ", ".join(f"{name} {value:.1f}" for name, value in rails.items())
-    told = {
+    readings = {
         "clocks": f"{', '.join(clocks)} MHz" if clocks else "",
         "power": f"{sum(rails.values()):.1f} W" + (f"  ({each})" if len(rails) > 1 else f"  {next(iter(rails), '')}")
         if rails
@@ -85,8 +85,8 @@ def _readings(status: Record, width: int) -> list[Text]:
             for zone, value in sorted(found["temperature_c"].items(), key=lambda item: -item[1])[:8]
         ),
     }
-    told["heat"] += " °C" if told["heat"] else ""
-    return [line for word, text in told.items() if text for line in wrapped(word, text, width, 1)]
+    readings["heat"] += " °C" if readings["heat"] else ""
+    return [line for word, text in readings.items() if text for line in wrapped(word, text, width, 1)]
 
 
 def _to_do(status: Record, width: int, most: int) -> list[Text]:

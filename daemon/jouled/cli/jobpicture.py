@@ -10,7 +10,7 @@ from rich.text import Text
 
 from jouled.cli.jobview import Best, JobView, Row
 from jouled.cli.output import duration, megahertz, quantity
-from jouled.cli.paper import BAR, LABEL, Paper, bar, clock, ends, first_that_fits, labelled, saves, wrapped
+from jouled.cli.paper import BAR, LABEL, Paper, bar, clock, ends, first_that_fits, labelled, saves, told, wrapped
 
 DOMAINS = ("cpu", "gpu", "emc")
 _WIDE = 120
@@ -20,8 +20,7 @@ _MODE = "cores-CPU-GPU-EMC, MHz"
 def job_picture(view: JobView, paper: Paper, footer: Sequence[str], notice: str = "") -> list[str]:
     """All of a job in one picture; `footer`: what keys do, the longest first."""
     lines = [*job_head(view, paper.width), *job_facts(view, paper.width)]
-    last = [Text(notice, "bold yellow")] if notice else []
-    last.append(footer_line(view, footer, paper.width))
+    last = [*told(notice, paper.width), footer_line(view, footer, paper.width)]
     return paper.rendered(fill(lines, view, paper, last))
 
 
@@ -35,9 +34,9 @@ def fill(lines: list[Text], view: JobView, paper: Paper, last: list[Text]) -> li
 
 
 def job_head(view: JobView, width: int) -> list[Text]:
-    told = view.started
-    load = ", ".join(str(told[name]) for name in ("workload", "arrival") if told.get(name))
-    where = [str(told[name]) for name in ("board", "base_mode") if told.get(name)]
+    started = view.started
+    load = ", ".join(str(started[name]) for name in ("workload", "arrival") if started.get(name))
+    where = [str(started[name]) for name in ("board", "base_mode") if started.get(name)]
     name = Text(", ".join([*where, load]) if where else f"job {view.job}".rstrip(), "bold")
     stretch = view.stretch()
     course = view.course
@@ -92,9 +91,8 @@ def _now(now: Mapping[str, Any], width: int) -> Text:
 def _latency(view: JobView, width: int) -> Text:
     latency_s, bound_s = view.now.get("latency_s"), view.bound_s
     if latency_s is None:
-        told = "-" if bound_s is None else f"-  bound {quantity(bound_s, 's')}"
-        return labelled("latency", told)
-    if bound_s is None:
+        return labelled("latency", "-" if bound_s is None else f"-  bound {quantity(bound_s, 's')}")
+    if not bound_s:
         return labelled("latency", quantity(latency_s, "s"))
     share = latency_s / bound_s
     style = "cyan" if share <= 1 else "bold yellow"
@@ -109,9 +107,9 @@ def _best(best: Best | None, width: int) -> Text:
     if best is None or best.row.purpose == "reference":
         return labelled("best", "nothing to compare yet" if best is None else "the board's own mode so far")
     upper_s = best.row.latency_upper_s
-    told = [quantity(best.energy_j, "J")]
-    told += [f"<= {quantity(upper_s, 's')}"] if upper_s is not None else []
-    return labelled("best", (saves(best.saves), "bold green"), f" energy: {best.row.name}, {', '.join(told)}")
+    numbers = [quantity(best.energy_j, "J")]
+    numbers += [f"<= {quantity(upper_s, 's')}"] if upper_s is not None else []
+    return labelled("best", (saves(best.saves), "bold green"), f" energy: {best.row.name}, {', '.join(numbers)}")
 
 
 def footer_line(view: JobView, keys: Sequence[str], width: int) -> Text:

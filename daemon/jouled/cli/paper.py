@@ -83,6 +83,12 @@ def wrapped(label: str, text: str, width: int, most: int, style: str = "") -> li
     return [labelled(label if number == 0 else "", (line, style)) for number, line in enumerate(lines)]
 
 
+def told(text: str, width: int, most: int = 3) -> list[Text]:
+    """A notice over at most so many lines; none where there is nothing to say."""
+    lines = textwrap.wrap(text, max(10, width), max_lines=most, placeholder=" …", break_on_hyphens=False)
+    return [Text(line, "bold yellow") for line in lines]
+
+
 def clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

@@ -147,7 +147,8 @@ class View:
             self._away = ""
             self._take_status(news.status)
         else:
-            self._away = self._away or f"since {time.strftime('%H:%M:%S', time.localtime(self._now_s()))} {news.away}"
+            since = time.strftime("%H:%M:%S", time.localtime(self._now_s()))
+            self._away = self._away or f"not reachable since {since}, asked again all the time: {news.away}"
 
     def _take_status(self, status: Record) -> None:
         self.status = {**status, "to_do": here(str(status["to_do"]), self._options)}
