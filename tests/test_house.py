@@ -194,7 +194,7 @@ def test_light_modules_need_nothing_but_the_standard_library(module: str) -> Non
 
 
 def test_help_works_where_no_heavy_library_can_be_imported() -> None:
-    blocked = "sys.modules.update(dict.fromkeys(('numpy', 'scipy', 'optuna', 'sqlalchemy')))"
+    blocked = "sys.modules.update(dict.fromkeys(('numpy', 'scipy', 'optuna', 'sqlalchemy', 'rich')))"
     _run("-c", f"import sys; {blocked}; sys.argv = ['jouled', '--help']; from jouled.cli import main; main()")
 
 
