@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,14 @@ from jouletune.report.facts import Setting
 _VIRTUAL = "virtual:"
 _RECORDED = "recorded:"
 _CONFIG = "config.toml"
+# Besides the options that stand for one key each. Plans given as options are a workload of their own.
+_BESIDE = {"grid.shape": "--grid", "grid.size": "--grid", "workloads.engine.engine": "--engine"}
+_OF_ENGINES = (
+    "workload.default",
+    "workloads.engine.arrival",
+    "workloads.engine.rate_hz",
+    "workloads.engine.inference_name",
+)
 
 
 def simulated_by(result: Mapping[str, Any]) -> str:
@@ -22,12 +31,8 @@ def simulated_by(result: Mapping[str, Any]) -> str:
 
 
 def settings_of(given: Iterable[Sequence[str]], options: Mapping[str, str]) -> tuple[Setting, ...]:
-    """What the ledger says of the settings; paths stay in it, as far as they are the user's own."""
-    found = []
-    for key, value, origin in given:
-        is_told = origin in ("command line", "request")
-        found.append(Setting(key, value, options.get(key, "") if is_told or options.get(key) else ""))
-    return tuple(found)
+    """What the ledger says of the settings, each with the option of `jouled tune` that says the same."""
+    return tuple(Setting(key, value, _BESIDE.get(key) or options.get(key, "")) for key, value, _ in given)
 
 
 def command_of(
@@ -37,9 +42,12 @@ def command_of(
     words = ["jouled", "tune", *_board(result, simulated)]
     if result.get("method") == "fixed":
         words.append("--fixed-mode")
-    if any(not setting.option for setting in settings):
-        words += ["--config", _CONFIG]
-    words += [word for setting in settings for word in _option(setting)] if settings else _bound(result)
+    has_plans = any(setting.option == "--engine" for setting in settings)
+    said = [one for one in settings if not (one.key == "board.base_mode" or (has_plans and one.key in _OF_ENGINES))]
+    needs_file = any(not setting.option for setting in said)
+    words += ["--config", _CONFIG] if needs_file else []
+    words += [word for setting in said for word in _option(setting)] if settings else _bound(result)
+    words += [] if needs_file else _rate(result)
     if not settings and started.get("sampler"):
         words += ["--sampler", str(started["sampler"]), "--budget", str(started["budget"])]
     if result.get("seed") is not None:
@@ -67,9 +75,16 @@ def _option(setting: Setting) -> list[str]:
     if not setting.option:
         return []
     value = _plain(setting.value)
-    if value is True:
-        return [setting.option]
-    return [] if value is False else [setting.option, str(value)]
+    if isinstance(value, bool):
+        return [setting.option] if value else []
+    values = value if isinstance(value, list) else [value]
+    return [word for one in values for word in (setting.option, str(one))]
+
+
+def _rate(result: Mapping[str, Any]) -> list[str]:
+    """Of an arrival that no file gives."""
+    found = re.fullmatch(r"rate ([0-9.e+-]+) Hz", str(result.get("arrival") or ""))
+    return [] if found is None else ["--rate-hz", found[1]]
 
 
 def _plain(toml: str) -> Any:

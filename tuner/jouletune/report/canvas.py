@@ -60,7 +60,7 @@ class _Sink:
 @dataclass(frozen=True, slots=True)
 class Plot:
     """One figure to be drawn: `draw(figure, is_narrow)`. `name` is a file's; title and description are for who cannot
-    see it, and the caption stands below it. `height_in`: wide and narrow. `is_small`: one size fits all.
+    see it, and the caption stands below it. Sizes: wide and narrow.
     """
 
     name: str
@@ -70,7 +70,6 @@ class Plot:
     draw: Callable[[Figure, bool], None]
     height_in: tuple[float, float]
     width_in: tuple[float, float] = (WIDE_IN, NARROW_IN)
-    is_small: bool = False
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def _latency_range(job: Job, points: Sequence[Point]) -> tuple[float, float]:
     shown = [upper for upper in uppers if end_s is None or upper <= end_s] or uppers
     right = max([*shown, *([] if end_s is None else [end_s if job.front else job.bound_s or 0.0])])
     left = min(point.latency_s or right for point in points)
-    room = 0.06 * max(right - left, 0.05 * right)
+    room = 0.06 * max(right - left, 0.3 * right)
     return max(0.0, left - room), right + room
 
 
@@ -267,7 +267,7 @@ def _draw_lost(axes: Axes, job: Job) -> None:
         if windows:
             axes.plot(
                 [_middle_min(window) for window in windows],
-                [0.04] * len(windows),
+                [0.07] * len(windows),
                 transform=axes.get_xaxis_transform(),
                 linestyle="none",
                 marker=mark,
@@ -277,7 +277,7 @@ def _draw_lost(axes: Axes, job: Job) -> None:
                 label=name,
             )
     if cut or lost:
-        axes.margins(y=0.16)
+        axes.margins(y=0.2)
 
 
 def _draw_drift(axes: Axes, job: Job) -> None:

@@ -68,16 +68,16 @@ def _described(name: str, view: str, about: tuple[str, str], inside: str, more: 
     )
 
 
-def inline(svg: str, name: str, title: str, description: str) -> str:
-    """A figure for the page, at most as wide as it was drawn."""
+def inline(svg: str, name: str, about: tuple[str, str]) -> str:
+    """A figure for the page, at most as wide as it was drawn; `about`: title and description, for who cannot see it."""
     inside, view = _bare(svg, name)
     for colour, (day, _) in COLOURS.items():
         inside = inside.replace(day, f"var(--{colour})")
     width = float(view.split()[2]) * 96 / 72
-    return _described(name, view, (title, description), inside, f'style="max-width:{width:.0f}px" ')
+    return _described(name, view, about, inside, f'style="max-width:{width:.0f}px" ')
 
 
-def standing(svg: str, name: str, title: str, description: str) -> str:
+def standing(svg: str, name: str, about: tuple[str, str]) -> str:
     """A figure for a file of its own."""
     inside, view = _bare(svg, name)
     turned = "".join(
@@ -88,4 +88,4 @@ def standing(svg: str, name: str, title: str, description: str) -> str:
     style = f"<style>@media (prefers-color-scheme: dark){{svg{{background:{COLOURS['paper'][1]}}}{turned}}}</style>"
     width, height = (float(part) for part in view.split()[2:])
     size = f'xmlns="http://www.w3.org/2000/svg" width="{width:g}pt" height="{height:g}pt" '
-    return _described(name, view, (title, description), style + inside, size) + "\n"
+    return _described(name, view, about, style + inside, size) + "\n"

@@ -118,7 +118,7 @@ def _by_role(points: Sequence[Point]) -> list[Point]:
 # --- drawing ------------------------------------------------------------------------------------------------
 
 
-def plots(job: Job, maps: Maps) -> list[Plot]:
+def plots(maps: Maps) -> list[Plot]:
     """A small figure for each panel, and all of them in one for a paper."""
     return [
         Plot(
@@ -129,13 +129,12 @@ def plots(job: Job, maps: Maps) -> list[Plot]:
             draw=partial(_draw_one, maps, panel),
             height_in=(_size(maps)[1],) * 2,
             width_in=(_size(maps)[0],) * 2,
-            is_small=True,
         )
         for number, panel in enumerate(maps.panels, 1)
     ]
 
 
-def whole(job: Job, maps: Maps) -> Plot:
+def whole(maps: Maps) -> Plot:
     """All panels side by side, with the key."""
     width, height = _size(maps)
     columns = min(len(maps.panels), max(1, int(10.0 / width)))
@@ -216,6 +215,8 @@ def _draw(axes: Axes, maps: Maps, panel: Panel, *, title: str) -> None:
     columns, rows = _counts(maps)
     for cell in panel.cells:
         _draw_cell(axes, maps, cell, colormaps[COLOURMAP])
+    for artist in (*axes.patches, *axes.texts, *axes.lines):
+        artist.set_in_layout(False)  # none reaches beyond the axes, and there are hundreds
     axes.set_xlim(-0.5, columns - 0.5)
     axes.set_ylim(-0.5, rows - 0.5)
     across = maps.space.axes[maps.x]
@@ -266,7 +267,7 @@ def _draw_cell(axes: Axes, maps: Maps, cell: Cell, colours: Colormap) -> None:
     on_cell = "#000000" if _luminance(shade) > 0.36 else "#ffffff"
     _write(axes, maps, cell, on_cell)
     if cell.is_slow:
-        _cut_corner(axes, cell, on_cell, grow)
+        _cut_corner(axes, cell, on_cell, grow, is_dense=_cell_in(maps) < _LEAST_CELL_IN)
     if cell.role:
         _frame(axes, cell)
 
@@ -279,10 +280,13 @@ def _write(axes: Axes, maps: Maps, cell: Cell, colour: str) -> None:
     axes.text(cell.x, cell.y, number, ha="center", va="center", color=colour, fontweight=weight, fontsize=size)
 
 
-def _cut_corner(axes: Axes, cell: Cell, colour: str, grow: float) -> None:
+def _cut_corner(axes: Axes, cell: Cell, colour: str, grow: float, *, is_dense: bool) -> None:
     """In the upper right, beside the number. Tried: a cross there."""
     from matplotlib.patches import Polygon
 
+    if cell.is_tried and is_dense:
+        axes.plot(cell.x, cell.y, marker="x", color=colour, markersize=5, markeredgewidth=1.2)
+        return
     if cell.is_tried:
         x, y, half = cell.x + grow - 0.1, cell.y + grow - 0.17, (0.055, 0.1)
         for up in (1, -1):

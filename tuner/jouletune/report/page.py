@@ -55,7 +55,7 @@ def _header(job: Job) -> Markup:
 def _sections(job: Job, figures: Mapping[str, Markup]) -> list[Piece]:
     return [
         _section("sides", "Compared", parts.sides(job)),
-        _section("map", "Energy over the clocks", captions.maps(job, figures)),
+        _section("map", "Energy of each candidate", captions.maps(job, figures)),
         _section("front", "Energy against latency", captions.front(job, figures)),
         _section("course", "The job in time", captions.course(job, figures)),
         _section("power", "Power over time", captions.power(job, figures)),

@@ -10,6 +10,9 @@ from jouletune.report.markup import Markup, Piece, element, join, table, told
 from jouletune.report.sentence import errors, sides_shown
 from jouletune.report.words import NONE, counted, megahertz, percent, quantity, signed_percent, span
 
+_NOTHING = "Nothing was measured whole, so there is nothing to compare."
+_NO_SUMS = "Without an end there are no sums over a mode’s windows; each window stands below."
+
 
 def cards(job: Job) -> Piece:
     """The numbers that everybody wants first."""
@@ -49,7 +52,7 @@ def sides(job: Job) -> Piece:
     """A column each: what it is, and its numbers."""
     names = sides_shown(job)
     if not names:
-        return element("p", "Nothing was measured whole, so there is nothing to compare.")
+        return element("p", _NOTHING if job.has_ended or not job.windows else _NO_SUMS)
     head = ["", *(job.role_title(name) for name in names)]
     lines = [[label, *(cell(job, name) for name in names)] for label, cell in _LINES]
     kept = [line for line in lines if any(text not in (NONE, "") for text in line[1:])]

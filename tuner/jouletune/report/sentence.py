@@ -63,11 +63,11 @@ def _best_seen(job: Job) -> Piece:
         return ""
     side = job.result["best_seen"]
     return join(
-        f"The least energy seen within the limits: {candidate_text(candidate_of(side))} with ",
+        f"The best other candidate seen within the limits: {candidate_text(candidate_of(side))} with ",
         told(job.result, "best_seen.energy_j", quantity(side["energy_j"], "J")),
         f" per {job.noun} ",
         errors(job, "best_seen"),
-        "; that it is better is not shown.",
+        "; that it takes less is not shown.",
     )
 
 

@@ -8,7 +8,7 @@ _RULES = """
 *{box-sizing:border-box}
 html{color-scheme:light dark;-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.55 system-ui,'Segoe UI',Helvetica,Arial,sans-serif;
-overflow-wrap:anywhere}
+overflow-wrap:break-word}
 main,header,footer{max-width:60rem;margin:0 auto;padding:0 1rem}
 header{padding-top:2rem}
 h1{font-size:clamp(1.7rem,5vw,2.6rem);line-height:1.15;margin:.2rem 0 .8rem;letter-spacing:-.02em}
@@ -51,7 +51,7 @@ thead th{color:var(--muted);font-weight:500;font-size:.85rem}
 .sides th:first-child{font-weight:400;color:var(--muted)}
 dl{display:grid;grid-template-columns:minmax(7rem,max-content) 1fr;gap:.3rem 1.2rem;margin:.8rem 0}
 dt{color:var(--muted)}
-dd{margin:0;min-width:0}
+dd{margin:0;min-width:0;overflow-wrap:anywhere}
 pre{background:var(--wash);border-radius:.4rem;padding:.8rem 1rem;white-space:pre-wrap;overflow-wrap:anywhere;
 font-size:.88rem;margin:.6rem 0}
 code,pre{font-family:ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace}
