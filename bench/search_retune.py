@@ -27,6 +27,7 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import permutations
 from pathlib import Path
 from statistics import fmean
@@ -100,6 +101,7 @@ def a_week_later(table: Table, draw: random.Random) -> Table:
     return moved(table, [math.exp(whole + draw.gauss(0.0, WEEK_ROW)) for _ in table.rows])
 
 
+@cache
 def first(table: Table, ratio: float, name: str, seed: int) -> tuple[tuple[Earlier, ...], int]:
     """The windows of a first search, and its choice."""
     bound_s = ratio * table.rows[table.space.reference].latency_s
