@@ -115,7 +115,7 @@ def trials_of(machine: VirtualMachine, folder: Path) -> Trials:
         runner,
         MeasuringSettings(),
         cancellation=Cancellation(),
-        progress=lambda phase, now_s, duration_s: None,
+        progress=lambda phase, now_s, duration_s, seen={}: None,
     )
     trials = Trials(
         host,

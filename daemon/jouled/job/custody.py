@@ -5,6 +5,7 @@ Two kinds: of a board whose knobs are turned (here), and of one whose knobs are 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from jouled.board.apply import Actuator, probe_method
 from jouled.board.board import Board
 from jouled.board.host import Host
 from jouled.board.pending import Why, note_apply
-from jouled.board.restore import restore_held
+from jouled.board.restore import RestoreReport, restore_held
 from jouled.board.snapshot import (
     ChildLog,
     Origin,
@@ -26,16 +27,22 @@ from jouled.board.snapshot import (
     write_snapshot,
 )
 from jouled.board.winner import read_winner
+from jouled.errors import RestoreError
 from jouled.job.enforcement import Enforcement
 from jouled.job.events import Events
 from jouled.job.ground import Ground, survey
+from jouled.job.lastround import Finding
 from jouled.job.mending import mend
 from jouled.job.modes import BoardModes, Modes
 from jouled.job.request import Request
 from jouled.job.trials import Trials
-from jouled.job.tuning import Finding
 from jouled.job.units import running_units, stop_units
 from jouled.workload.runner import Runner
+
+log = logging.getLogger(__name__)
+
+RESTORE_MOST_S = 40.0  # how long a knob may be gone at the end of a job
+_RESTORE_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +144,27 @@ class BoardCustody:
         return units
 
     def _put_back(self) -> None:
-        report = restore_held(self._host)
+        report = self._restored()
         self._charge.events.emit("restored", changed=len(report.changed), started_units=report.started_units)
         for warning in report.warnings:
             self._charge.warn(warning)
+
+    def _restored(self) -> RestoreReport:
+        """A device may be gone for a moment, as a policy is while its cores go off: then it is tried again."""
+        clock = self._host.clock
+        until_s = clock.monotonic_s() + RESTORE_MOST_S
+        while True:
+            try:
+                return restore_held(self._host)
+            except RestoreError as error:
+                if clock.monotonic_s() >= until_s or not self._is_some_knob_gone():
+                    raise
+                log.warning("%s; tried again", error)
+                clock.sleep(_RESTORE_AGAIN_S)
+
+    def _is_some_knob_gone(self) -> bool:
+        snapshot = read_snapshot(self._host.state_dir)
+        return snapshot is not None and not all(map(self._host.sysfs.exists, snapshot.knobs.values))
 
     def modes(self, ground: Ground) -> BoardModes:
         """The reference is applied once, to see whether nvpmodel can be used."""

@@ -16,12 +16,12 @@ from jouled.board.winner import delete_winner, write_winner
 from jouled.errors import ApplyError, StateError
 from jouled.job.blocks import Arm
 from jouled.job.changes import APPLIED, ROLLED_BACK, Change, keep_change
+from jouled.job.ending import Stopped
 from jouled.job.events import Events
 from jouled.job.ground import Ground
 from jouled.job.modes import Modes
 from jouled.job.request import Request
 from jouled.job.trials import Trials
-from jouled.job.tuning import Stopped
 from jouled.job.watch import Breach, breach_of
 from jouled.workload.runner import Runner
 from jouletune.decision import Outcome, stopped

@@ -26,12 +26,13 @@ from jouled.board.statefile import read_state, remove_durably, write_state
 from jouled.errors import BusyError, NotSupportedError, StateError, UsageError
 from jouled.job.blocks import Arm
 from jouled.job.custody import Charge
+from jouled.job.ending import Stopped
 from jouled.job.enforcement import watched
 from jouled.job.ground import Ground, open_meter
+from jouled.job.lastround import Finding
 from jouled.job.modes import Modes
 from jouled.job.request import Request
 from jouled.job.trials import Trials
-from jouled.job.tuning import Finding, Stopped
 from jouled.ledger import Ledger
 from jouletune.decision import Outcome, stopped
 from jouletune.space import Candidate, PowerMode, Space

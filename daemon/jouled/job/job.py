@@ -28,6 +28,7 @@ from jouled.errors import (
 from jouled.job.cancel import Cancellation, Cancelled
 from jouled.job.custody import BoardCustody, Charge, Custody
 from jouled.job.earlier import Known, first_candidate, identity_of, identity_record, known_before
+from jouled.job.ending import Stopped
 from jouled.job.events import Event, Events, Sink, finite
 from jouled.job.fixed import FixedCustody, HeldError
 from jouled.job.ground import Ground, check_gpu_is_free, check_locking
@@ -48,7 +49,7 @@ from jouled.job.summary import (
     settings_given,
 )
 from jouled.job.trials import Trials
-from jouled.job.tuning import Stopped, Tuning
+from jouled.job.tuning import Tuning
 from jouled.job.units import UnitBusyError
 from jouled.ledger import Ledger
 from jouled.study import open_storage, study_errors
@@ -209,13 +210,8 @@ class Job:
             self._warn(
                 "no temperature can be read here: board.max_temp_c guards nothing, only the kernel's own trips do"
             )
-        self.result.idle_power_w = measure_idle_w(
-            host.clock,
-            ground.meter,
-            self._wait_idle,
-            rate_hz=self._config.job.sample_rate_hz,
-            external_w=self._config.board.external_w,
-        )
+        if self._request.has_idle:
+            self.result.idle_power_w = self._idle_w(ground.meter)
         modes = self._custody.modes(ground)
         self.result.method = modes.method
         self._prepare(ground, modes)
@@ -267,7 +263,6 @@ class Job:
 
             tuning = Tuning(
                 self._request,
-                ground.space,
                 trials,
                 ground.incumbent,
                 rate_hz=self._runner.arrival.mean_rate_hz,
@@ -291,6 +286,12 @@ class Job:
         policy = self._request.searched_policy.value
         self._events.emit("phase", phase="known", runtime=runtime, policy=policy, **known.as_fields())
         return known, first_candidate(self._host, ground, self._request, self._marks)
+
+    def _idle_w(self, meter: Meter) -> float:
+        job, external_w = self._config.job, self._config.board.external_w
+        return measure_idle_w(
+            self._host.clock, meter, self._wait_idle, rate_hz=job.sample_rate_hz, external_w=external_w
+        )
 
     def _wait_idle(self) -> None:
         for _ in range(_IDLE_STEPS):

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jouled.job.tuning import observation_of
+from jouled.job.observation import observation_of
 from jouled.study import rebuild_study
 from jouletune.earlier import decode_earlier
 from jouletune.errors import JouletuneError

@@ -18,10 +18,10 @@ from jouled.config.kinds import toml
 from jouled.job.account import Account
 from jouled.job.blocks import Arm
 from jouled.job.ground import Ground
+from jouled.job.lastround import Finding
 from jouled.job.request import Request
 from jouled.job.result import JobResult, Side
 from jouled.job.trials import Trials
-from jouled.job.tuning import Finding
 from jouled.workload.runner import Arrival
 from jouletune.latency import percentile_bounds
 from jouletune.measurement import Measurement
