@@ -2,6 +2,7 @@
 # make lint     ruff and mypy alone                    make format    lets ruff lay the code out
 # make bench    the two benches: recorded joules and decisions         make wheel    builds dist/*.whl
 # make bench-search     the samplers against each other on recorded grids: BENCH_ARGS="FOLDER --samplers joule,descent"
+# make bench-search-retune   what a retune gains from what is known: BENCH_ARGS="FOLDER --seeds 10"
 # make bench-search-virtual   whole jobs on the virtual board: what share of the attainable saving each sampler keeps
 # make bench-idle   what an idle daemon costs; as root BENCH_ARGS="--seconds 600 --jtop" runs jtop beside it
 # make bench-meter  what reading the rails at 5 Hz costs; as root BENCH_ARGS=--jtop runs jtop beside it
@@ -18,7 +19,7 @@ READY := $(VENV)/ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 DEMO := --virtual agx-orin-64gb --state-dir build/demo
 
-.PHONY: demo test lint format bench bench-recorded bench-search bench-search-virtual bench-decisions bench-control bench-idle bench-meter bench-runner bench-soak bench-power-cut wheel clean setup
+.PHONY: demo test lint format bench bench-recorded bench-search bench-search-retune bench-search-virtual bench-decisions bench-control bench-idle bench-meter bench-runner bench-soak bench-power-cut wheel clean setup
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -67,6 +68,9 @@ bench-recorded: $(READY)
 
 bench-search: $(READY)
 	$(BIN)/python -m bench.search $(BENCH_ARGS)
+
+bench-search-retune: $(READY)
+	$(BIN)/python -m bench.search_retune $(BENCH_ARGS)
 
 bench-search-virtual: $(READY)
 	$(BIN)/python -m bench.search_virtual $(BENCH_ARGS)

@@ -14,7 +14,7 @@ from typing import Any
 
 from jouled.board.modename import mode_name
 from jouled.cli.ledgers import in_ledgers
-from jouled.cli.output import WIDTH, counted, percent, quantity, variant_name
+from jouled.cli.output import FIXED, WIDTH, counted, percent, quantity, variant_name
 from jouled.errors import StateError
 from jouled.job.front import Measured, measured_front
 from jouletune.front import Allowance, FrontRow, Interval
@@ -131,9 +131,18 @@ def _text(found: Measured) -> str:
     return "\n".join(parts)
 
 
+def _is_fixed(found: Measured) -> bool:
+    return bool(found.of.started.get("base_mode") == FIXED)
+
+
+def _home(found: Measured) -> str:
+    return "the first variant" if _is_fixed(found) else str(found.of.started.get("base_mode"))
+
+
 def _head(found: Measured) -> Iterator[str]:
     of, started = found.of, found.of.started
-    yield f"{started.get('board')} in {started.get('base_mode')}: {started.get('workload')}, {started.get('arrival')}"
+    where = "fixed mode" if _is_fixed(found) else _home(found)
+    yield f"{started.get('board')} in {where}: {started.get('workload')}, {started.get('arrival')}"
     earlier = ""
     if found.known.windows:
         count, jobs = len(found.known.windows), found.known.jobs
@@ -167,7 +176,8 @@ def _table(found: Measured) -> Iterator[str]:
         rows.insert(0, reference)
     percentile = found.of.started.get("latency_percentile")
     latency = "latency" if percentile is None else f"latency p{percentile:g}"
-    cells = [["cores-CPU-GPU-EMC, MHz", latency, "", "energy", "saves", ""]]
+    what = "variant" if _is_fixed(found) else "cores-CPU-GPU-EMC, MHz"
+    cells = [[what, latency, "", "energy", "saves", ""]]
     for row in rows:
         numbers = [quantity(row.latency_s, "s"), _half(row.latency_interval_s, row.latency_s)]
         saves = _saving(row) if row.index != reference.index else "-"
@@ -186,9 +196,9 @@ def _curve(found: Measured) -> Iterator[str]:
         if step.row.index != (said[-1].row.index if said else reference.index):
             said.append(step)
     if not said:
-        yield "more latency buys nothing: no candidate takes less energy than the board's own mode"
+        yield f"more latency buys nothing: no candidate takes less energy than {_home(found)}"
         return
-    yield f"what latency buys, against {quantity(reference.latency_s, 's')} in {found.of.started.get('base_mode')}:"
+    yield f"what latency buys, against {quantity(reference.latency_s, 's')} in {_home(found)}:"
     for step in said:
         row, more = step.row, round(100 * (step.latency_ratio - 1.0))
         allowed = f"{more} % more latency buys" if more > 0 else "no more latency buys"
