@@ -19,7 +19,7 @@ from tests.standin_python import interpreter, plan
 from jouled.board.board import About, Note, discover
 from jouled.board.grid import board_space
 from jouled.board.identity import board_files
-from jouled.board.knobs import STATUS_PATH, read_knobs
+from jouled.board.knobs import CONF_PATH_PATH, STATUS_PATH, read_knobs
 from jouled.board.lock import hold_board
 from jouled.board.pending import pending_path
 from jouled.board.process import Processes
@@ -40,6 +40,7 @@ from jouled.job.site import Site
 from jouled.virtual.faults import FOLDER, set_faults
 from jouled.virtual.machine import VirtualMachine
 from jouled.virtual.named import inject
+from jouled.virtual.programs import typed
 from jouled.virtual.runner import VirtualRunner
 from jouled.workload.runner import Arrival
 
@@ -145,6 +146,47 @@ def test_json_is_one_object_with_every_check(tmp_path: Path, capsys: pytest.Capt
     assert all(check.keys() == {"name", "level", "text", "to_do"} for check in body["checks"])
 
 
+def test_a_command_for_a_virtual_board_is_one_of_its_own_and_never_this_machines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--virtual", AGX, "--state-dir", str(tmp_path), "--no-probe"]
+    assert main(["doctor", *where, "--fault", "jetson-clocks-on", "--json"]) == 0
+    (locked,) = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "knobs"]
+    program = locked["to_do"][0].partition(" ")[0]
+    assert locked["to_do"][0].startswith(f"{tmp_path}/board/usr/bin/jetson_clocks --restore")
+    assert os.access(program, os.X_OK)
+
+
+@pytest.mark.parametrize(
+    ("line", "typed_here"),
+    [
+        ("sudo nvpmodel -m 0   # records it", "/b/usr/sbin/nvpmodel -m 0   # records it"),
+        ("sudo reboot", "jouled virtual reboot"),
+        ("sudo jouled restore", "jouled restore"),
+        ("jouled status", "jouled status"),
+        ("leave grid.cores out", "leave grid.cores out"),
+        ("sudo systemctl disable --now tlp", "on the board itself, in /b: sudo systemctl disable --now tlp"),
+    ],
+)
+def test_how_a_boards_commands_are_typed_where_it_is_a_tree(line: str, typed_here: str) -> None:
+    assert typed("/b", line) == typed_here
+
+
+def test_on_a_machine_that_is_no_jetson_one_fault_says_so_and_no_path_is_cut(
+    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (clinic.machine.root / "proc/device-tree/compatible").unlink()
+    monkeypatch.setattr("jouled.board.nvml.importlib.util.find_spec", lambda name: None)
+    diagnosis = clinic.examine()
+    assert [check.name for check in diagnosis.faults] == ["board"]
+    (rails,) = [check for check in diagnosis.checks if check.name == "rails"]
+    assert (rails.level, rails.to_do) == (Level.WARNING, ())
+    told = screen(diagnosis, None)[2]
+    assert len(told) <= WIDTH
+    assert "/proc/device-tree/compatible" in told.split() or "/proc/device-tree/compatible:" in told.split()
+    assert "and 1 more" not in told
+
+
 # --- nothing is changed -------------------------------------------------------------------------------------
 
 
@@ -173,6 +215,9 @@ def test_a_doctor_that_is_killed_in_mid_probe_is_mended_like_a_job(
     set_faults(str(root))
     clinic = Clinic(tmp_path)
     assert clinic.check("state").text.startswith("job doctor-")
+    clinic.plant(CONF_PATH_PATH, "/run/jouled/nvpmodel.conf")  # what nvpmodel writes down a little later
+    said = clinic.check("conf")
+    assert [line.partition("   #")[0] for line in said.to_do] == ["sudo jouled restore"]  # and no nvpmodel before it
     assert clinic.check("method").level is Level.UNKNOWN
     assert main(["restore", *where]) == 0
     assert Clinic(tmp_path).knobs() == before

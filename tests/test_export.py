@@ -47,7 +47,9 @@ def test_a_virtual_boards_grid_comes_back_as_a_recorded_board(
 
     again = ["--table", str(first), "--state-dir", str(tmp_path / "recorded")]
     options = [*GRID[2:], "--export", str(second)]
+    capsys.readouterr()
     assert main(["tune", *again, *options]) == 0
+    assert "\n  idle " not in capsys.readouterr().out  # a table knows of power under load alone
     recorded = {row.candidate: row for row in parse_table(second.read_text(), where="second").rows}
     assert recorded.keys() == {row.candidate for row in table.rows}
     for row in table.rows:
@@ -128,6 +130,32 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(StateError, match="cannot be written: No space left on device"):
         told(make_trial(0, 2.0)).write(Path("/dev/full"))
+
+
+def test_a_disk_that_fills_during_the_job_hides_neither_outcome_nor_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def is_full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("jouled.job.export.replace_text", is_full)
+    path = tmp_path / "grid.csv"
+    where = ["--virtual", "agx-orin-64gb", "--state-dir", str(tmp_path / "s"), "--no-latency-bound"]
+    assert main(["tune", *where, "--grid", "2x2x2", "--budget", "4", "--json", "--export", str(path)]) == 0
+    told = capsys.readouterr()
+    result = json.loads(told.out)
+    assert result["outcome"] in ("tuned", "no_gain")
+    assert f"warning: --export: {path}: cannot be written: No space left on device; free some space in" in told.err
+    assert f"each window of job {result['job']} stands in {tmp_path / 's' / 'ledger.jsonl'}" in told.err
+    assert result["job"] in (tmp_path / "s" / "ledger.jsonl").read_text()
+
+
+def test_an_export_without_a_files_name_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--virtual", "agx-orin-64gb", "--state-dir", str(tmp_path / "s"), "--no-latency-bound"]
+    assert main(["tune", *where, "--export", ""]) == 2
+    assert "--export: wanted the name of a file" in capsys.readouterr().err
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:

@@ -29,10 +29,13 @@ from tests.test_kill import is_running
 from tests.test_service import GPU, MODE, Machine, live, until
 
 from jouled.board.applied import read_applied
+from jouled.board.apply import Actuator, ClocksPolicy, Method
+from jouled.board.board import discover
 from jouled.board.clock import SystemClock
 from jouled.board.grid import board_space
 from jouled.board.host import Host
 from jouled.board.jtop_meter import open_jtop
+from jouled.board.knobs import read_knobs
 from jouled.board.process import Processes
 from jouled.board.rails import find_meter
 from jouled.board.restore import restore
@@ -119,6 +122,23 @@ def test_02_cap_between_two_clocks_counts_as_the_lower_one(tmp_path: Path) -> No
     assert result.reference.candidate.mode.gpu_hz == 1_020_000_000
     assert "1020000001" in board.machine.kernel.load("/etc/nvpmodel.conf")
     assert all((mode.gpu_hz or 0) <= 1_020_000_000 for mode in board.tried())
+
+
+@pytest.mark.parametrize(
+    ("cap", "is_right"),
+    [("1020000000", True), ("1020000001", True), ("1122000000", False), ("1019999999", False), ("0", False)],
+)
+def test_02_the_reference_is_right_as_the_kernel_rounds_its_cap(tmp_path: Path, cap: str, is_right: bool) -> None:
+    board = Faulty(tmp_path, "conf-off-table")
+    host = board.machine.host(tmp_path)
+    found = discover(host)
+    assert found.domains.gpu is not None
+    path = f"{found.domains.gpu.path}/max_freq"
+    host.sysfs.real(path).write_text(cap)
+    home = read_knobs(host.sysfs, found.domains)
+    wrong = Actuator(host, found, home, Method.SYSFS).verify(found.reference, ClocksPolicy.CAPPED)
+    assert [text for text in wrong if path in text] == ([] if is_right else [*wrong])
+    assert bool(wrong) is not is_right
 
 
 def test_03_gpu_that_appears_late_is_fixed_until_it_is_there(tmp_path: Path) -> None:
@@ -376,6 +396,20 @@ def test_16_power_of_zero_is_a_fault_and_never_the_best_mode(tmp_path: Path) -> 
     assert result.winner is None
     assert result.reference is None
     assert board.says(result, "the reference could not be measured: sensor_zero")
+
+
+def test_17_policy_that_is_gone_at_the_end_of_a_job_is_waited_for(tmp_path: Path) -> None:
+    board = Faulty(tmp_path)
+    before = board.knobs()
+
+    def goes() -> None:
+        board.suffer("policy-vanishes:after_s=0,for_s=20")
+        board.cancellation.ask("user", "enough")
+
+    result = board.run(on_event=on_trial(2, goes))
+    assert (result.outcome, board.is_clean()) == ("cancelled", True)
+    board.recover()
+    assert board.knobs() == before
 
 
 def test_17_one_bad_reading_or_an_offline_core_takes_no_other_series_along(tmp_path: Path) -> None:
@@ -736,6 +770,13 @@ def test_37_commands_that_are_told_can_be_typed_where_jouled_is_not_on_the_path(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["/opt/jouled/bin/jouled", "tune"])
     assert here("next: jouled verify", "--virtual thor") == "next: /opt/jouled/bin/jouled verify --virtual thor"
+    for called, name in ((".venv/bin/jouled", ".venv/bin/jouled"), ("jouled", "jouled"), ("pytest", "jouled")):
+        told = here("try: jouled tune --virtual thor; sudo jouled install; /etc/jouled status", "--table a.csv", called)
+        assert told == f"try: {name} tune --virtual thor; sudo {name} install; /etc/jouled status"
+    (tmp_path / "jouled").write_text("#!/bin/sh\n")
+    (tmp_path / "jouled").chmod(0o755)
+    assert here("jouled status", "", f"{tmp_path}/jouled") == "jouled status"  # PATH finds the same
+    assert here("jouled status", "", "./it is/jouled") == "'./it is/jouled' status"
 
 
 def test_38_each_part_keeps_to_the_oldest_python_that_it_runs_on() -> None:

@@ -37,6 +37,7 @@ from jouled.cli.progress import Progress
 from jouled.config import Config, load
 from jouled.errors import (
     ConfigError,
+    SensorError,
     UsageError,
     WorkloadDiedError,
     WorkloadError,
@@ -440,6 +441,23 @@ def test_sensor_that_tells_too_little_in_a_pilot_comes_with_what_to_do(
     result = bench.run()
     assert (result.outcome, result.reason_code) == ("board_fault", "sensor_gap")
     assert "too few samples in the pilot of 2 s, got 1; raise job.pilot_s" in result.reason_text
+
+
+def test_of_readings_that_fail_outright_no_longer_pilot_is_advised(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = bench.meter.read
+
+    def fails() -> tuple[tuple[float, float], ...]:
+        if bench.gpu.running is not None and bench.gpu.clock.monotonic_s() % 1.0 > 0.01:
+            raise SensorError("the bus is stuck")
+        return read()
+
+    monkeypatch.setattr(bench.meter, "read", fails)
+    result = bench.run()
+    assert (result.outcome, result.reason_code) == ("board_fault", "sensor_gap")
+    assert "readings failed: the bus is stuck" in result.reason_text
+    assert "pilot_s" not in result.reason_text + result.hint
 
 
 def test_program_that_keeps_its_lines_back_is_the_likely_cause_of_few_inferences(bench: Bench) -> None:

@@ -5,7 +5,8 @@ A knob that this user may not read is *unknown*; it is no mismatch. A cap, minim
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from jouled.board.board import Board
@@ -58,9 +59,18 @@ def _check_online(check: _Check, board: Board, target: Target) -> None:
         check.knob(path, "1" if cpu in target.online else "0")
 
 
-def _check_limits(check: _Check, limits: Limits, unit: str) -> None:
-    check.knob(limits.path_max, str(limits.maximum), unit)
+def _check_limits(check: _Check, limits: Limits, unit: str, table: Sequence[int]) -> None:
+    """`table` in the kernel's unit. A cap between two of its points is the lower one: no clock lies between them."""
+    wanted = str(limits.maximum)
+    got = check.read(limits.path_max, wanted + unit)
+    if got is not None and got != wanted and _point_below(got, table) != limits.maximum:
+        check.differs(limits.path_max, wanted + unit, got + unit)
     check.knob(limits.path_min, str(limits.minimum), unit)
+
+
+def _point_below(text: str, table: Sequence[int]) -> int | None:
+    index = bisect_right(table, int(text)) if text.isascii() and text.isdigit() else 0
+    return table[index - 1] if index > 0 else None
 
 
 def effective_emc_hz(text: str, table_hz: tuple[int, ...]) -> int | None:
@@ -117,12 +127,13 @@ def compare(sysfs: Sysfs, board: Board, target: Target) -> Comparison:
     check = _Check(sysfs)
     is_mask_wrong = not _check_mask(check, board)
     _check_online(check, board, target)
+    table_khz = [point_hz // 1000 for point_hz in board.domains.cpu.table_hz]
     for limits in target.cpu:
-        _check_limits(check, limits, " kHz")
+        _check_limits(check, limits, " kHz", table_khz)
     for path, wanted in _wanted_idle(sysfs, target):
         check.knob(path, wanted)
-    if target.gpu is not None:
-        _check_limits(check, target.gpu, " Hz")
+    if target.gpu is not None and board.domains.gpu is not None:
+        _check_limits(check, target.gpu, " Hz", board.domains.gpu.table_hz)
     _check_emc(check, board, target)
     for path, wanted in target.flags.items():
         check.knob(path, wanted, optional=True)

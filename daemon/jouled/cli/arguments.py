@@ -39,10 +39,10 @@ KEYS = {
 }
 
 
+# Verbs that go with a board's options, with them already perhaps; and those that do not.
 _TYPED = re.compile(
-    r"\bjouled (tune|modes|verify|doctor|report|front|restore|forget|apply|rollback|virtual reboot|status|retune|"
-    r"cancel|history|pause)\b"
-    r"(?! --(?:virtual|table|socket))"
+    r"(?<![\w./-])jouled (?:(tune|modes|verify|doctor|report|front|restore|forget|apply|rollback|virtual reboot|"
+    r"status|watch|retune|cancel|history|pause)\b( --(?:virtual|table|socket)\b)?|(install|uninstall|check-config|run)\b)"
 )
 
 
@@ -53,16 +53,25 @@ def options_of(arguments: argparse.Namespace) -> str:
     return " ".join(f"{option} {shlex.quote(str(given[key]))}" for option, key in named if given.get(key) is not None)
 
 
-def program() -> str:
-    """How this program was called, where its name alone would not be found."""
-    called = sys.argv[0]
-    is_script = os.path.basename(called) == "jouled"
-    return called if is_script and "/" in called and shutil.which("jouled") is None else "jouled"
+def program(called: str) -> str:
+    """How a program that was called as `called` is called again: by its name alone where that finds the same."""
+    if os.path.basename(called) != "jouled" or "/" not in called:
+        return "jouled"
+    found = shutil.which("jouled")
+    is_same = found is not None and os.path.realpath(found) == os.path.realpath(called)
+    return "jouled" if is_same else shlex.quote(called)
 
 
-def here(text: str, options: str) -> str:
-    """Commands in `text` as they are to be typed here: with the board's options, and as this program was called."""
-    return _TYPED.sub(lambda found: f"{program()} {found[1]} {options}".rstrip(), text)
+def here(text: str, options: str, called: str | None = None) -> str:
+    """Commands in `text` as they are to be typed here: with the board's options, and as this program was `called`."""
+    name = program(sys.argv[0] if called is None else called)
+
+    def typed(found: re.Match[str]) -> str:
+        if found[1] is None or found[2] is not None:
+            return f"{name} {found[0].partition(' ')[2]}"
+        return f"{name} {found[1]} {options}".rstrip()
+
+    return _TYPED.sub(typed, text)
 
 
 def _seed(text: str) -> int:

@@ -8,6 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -24,7 +25,8 @@ from jouled.errors import ConfigError, StateError, UsageError
 from jouled.job.site import Site
 
 _SPACE = 20  # columns before a check's text
-_COMMANDS = ("sudo ", "jouled ", "python3 ", "pip ", "df ")
+_COMMANDS = ("sudo ", "jouled ", "python3 ", "pip ", "df ", "chronyc ")
+_wrap = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)  # a path is never cut
 _SAID = {True: "yes", False: "no", None: "unknown"}
 
 
@@ -84,7 +86,8 @@ def _write(path: Path, text: str) -> None:
 
 def as_json(diagnosis: Diagnosis) -> dict[str, object]:
     """One object; `can_tune` is null where only root could tell."""
-    board, options = diagnosis.patient.board, diagnosis.patient.site.options
+    board, site = diagnosis.patient.board, diagnosis.patient.site
+    options = site.options
     return {
         "schema": 1,
         "board": None if board is None else board.file.name,
@@ -96,7 +99,7 @@ def as_json(diagnosis: Diagnosis) -> dict[str, object]:
                 "name": check.name,
                 "level": check.level.value,
                 "text": check.text,
-                "to_do": [here(line, options) for line in check.to_do],
+                "to_do": [here(line, options) for line in map(site.typed, check.to_do)],
             }
             for check in diagnosis.checks
         ],
@@ -106,9 +109,9 @@ def as_json(diagnosis: Diagnosis) -> dict[str, object]:
 def screen(diagnosis: Diagnosis, height: int | None) -> list[str]:
     """The lines. Where there are more than `height`, what is all right is cut to a line, then shares some."""
     head = list(_head(diagnosis))
-    options = diagnosis.patient.site.options
+    site = diagnosis.patient.site
     groups = [list(group) for _, group in groupby(diagnosis.checks, key=lambda check: check.level is Level.OK)]
-    shown = [[line for check in group for line in _lines(check, options)] for group in groups]
+    shown = [[line for check in group for line in _lines(check, site)] for group in groups]
     right = [number for number, group in enumerate(groups) if group[0].level is Level.OK]
     for shrink in (_cut, _shared):
         for number in sorted(right, key=lambda number: -len(shown[number])):
@@ -127,7 +130,7 @@ def _rows(lines: Sequence[str]) -> int:
 
 def _cut(checks: Sequence[Check], over: int) -> list[str]:
     """A line each."""
-    told = [_lines(check, "") for check in checks]
+    told = [_told(check) for check in checks]
     return [lines[0] if len(lines) == 1 else f"{lines[0][: WIDTH - 2].rstrip()} …" for lines in told]
 
 
@@ -154,32 +157,34 @@ def _why_not(diagnosis: Diagnosis) -> str:
     if not faults:
         count = sum(check.level is Level.WARNING for check in diagnosis.checks)
         nothing = "nothing speaks against it" + (f"; {count} warnings" if count > 1 else "; one warning" * count)
-        root = "; the rest is told to root: sudo jouled doctor"
+        root = f"; the rest is told to root: {here('sudo jouled doctor', '')}"
         return nothing if diagnosis.can_tune else nothing + root
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     room = WIDTH - 10 - len(more)
     text = faults[0].text
-    return (text if len(text) <= room else f"{text[: room - 2].rstrip()} …") + more
+    return (text if len(text) <= room else f"{_wrap(text, room - 2)[0].rstrip(' :,;')} …") + more
 
 
-def _lines(check: Check, options: str) -> list[str]:
-    told = _wrapped(f"  {check.level.value:8} {check.name:8} ", check.text, _SPACE)
-    return [*told, *_to_do(check.to_do, options)]
+def _told(check: Check) -> list[str]:
+    return _wrapped(f"  {check.level.value:8} {check.name:8} ", here(check.text, ""), _SPACE)
+
+
+def _lines(check: Check, site: Site) -> list[str]:
+    return [*_told(check), *_to_do(check.to_do, site)]
 
 
 def _wrapped(head: str, text: str, indent: int) -> list[str]:
-    return textwrap.wrap(
+    return _wrap(
         text,
         WIDTH,
         initial_indent=head,
         subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
     )
 
 
-def _to_do(lines: Sequence[str], options: str) -> Iterator[str]:
+def _to_do(lines: Sequence[str], site: Site) -> Iterator[str]:
     """What is to be typed is never broken."""
     for line in lines:
-        head, text = f"{'':11}{'to do':9}", here(line, options)
-        yield from [head + text] if text.startswith(_COMMANDS) else _wrapped(head, text, _SPACE)
+        is_command = line.startswith(_COMMANDS)
+        head, text = f"{'':11}{'to do':9}", here(site.typed(line), site.options)
+        yield from [head + text] if is_command else _wrapped(head, text, _SPACE)

@@ -150,6 +150,7 @@ def _virtual(arguments: argparse.Namespace) -> Site:
     from jouled.virtual.entry import virtual_plant
     from jouled.virtual.machine import VirtualMachine
     from jouled.virtual.meters import simulated_meter
+    from jouled.virtual.programs import typed
     from jouled.virtual.runner import VirtualRunner
 
     config = read_config(arguments, is_real=False)
@@ -180,6 +181,7 @@ def _virtual(arguments: argparse.Namespace) -> Site:
         make_runner=lambda arrival: VirtualRunner(machine, arrival),
         variants=variants_of(entry),
         options=options_of(arguments),
+        typed=lambda line: typed(str(machine.root), line),
         choose_meter=simulated_meter,
         reboot=machine.reboot,
         close=close,
@@ -212,6 +214,7 @@ def _recorded(arguments: argparse.Namespace) -> Site:
         make_space=lambda board: machine.space,
         make_runner=machine.runner,
         options=options_of(arguments),
+        has_idle=False,
         total_rails=(machine.rail,),
         choose_meter=recorded_meter,
         reboot=machine.reboot,

@@ -15,6 +15,7 @@ from jouled.cli.display import displayed, is_wanted
 from jouled.cli.output import candidates_text, duration, ending
 from jouled.cli.progress import Progress
 from jouled.cli.site import arrival_of, open_site, require_root
+from jouled.errors import StateError
 from jouled.job.cancel import Cancellation
 from jouled.job.events import Event, Events, Sink, encode
 from jouled.job.export import Export, check_export
@@ -47,7 +48,7 @@ def tune(arguments: argparse.Namespace) -> int:
     if result.plan is not None:
         return 0
     if arguments.export is not None:
-        _export(export, arguments)
+        _export(export, arguments, site, result)
     return result.exit_code(fail_on_no_gain=arguments.fail_on_no_gain)
 
 
@@ -120,9 +121,15 @@ def _say(arguments: argparse.Namespace, site: Site, result: JobResult, lines: _L
             print(f"\nnext: {here('jouled verify', site.options)}")
 
 
-def _export(export: Export, arguments: argparse.Namespace) -> None:
-    """Said on standard error: standard output is the result's."""
-    count, path = export.write(arguments.export), arguments.export
+def _export(export: Export, arguments: argparse.Namespace, site: Site, result: JobResult) -> None:
+    """Said on standard error: standard output is the result's, and the exit code stays the job's in any case."""
+    path = arguments.export
+    try:
+        count = export.write(path)
+    except StateError as error:
+        kept = f"each window of job {result.job} stands in {site.host.state_dir / 'ledger.jsonl'}"
+        print(f"jouled tune: warning: {error}; {error.hint}; {kept}", file=sys.stderr)
+        return
     if count == 0:
         print("nothing was exported: no power mode was measured", file=sys.stderr)
         return

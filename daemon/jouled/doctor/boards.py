@@ -10,6 +10,7 @@ from jouled.board.board import About, Board
 from jouled.board.identity import LEVELS, SUPER, Identity
 from jouled.board.knobs import Kind, read_knobs
 from jouled.board.nvpmodel import CONF_PATH
+from jouled.board.snapshot import snapshot_path
 from jouled.board.support import OBSERVE
 from jouled.doctor.check import Check, Level, ok, unknown, warning
 from jouled.doctor.patient import Patient
@@ -29,6 +30,9 @@ CONF_OF = {
     "p3834-0008": "p3834_0008",
     "p3834-0000": "p3834_0000",
 }
+
+
+_RESTORE = "sudo jouled restore   # first: a job was interrupted"
 
 
 def facts(patient: Patient) -> Check:
@@ -72,9 +76,15 @@ def conf(patient: Patient) -> Check:
         text = f"{file}: DEFAULT={board.conf.default} is no mode of it: a boot without a recorded mode fails"
         return warning("conf", text, f"sudo nvpmodel -m {board.base_mode.id}   # records one")
     if notes := board.told(About.CONF):
-        return warning("conf", "; ".join(notes), f"sudo nvpmodel -m {board.base_mode.id}   # records the mode anew")
+        anew = f"sudo nvpmodel -m {board.base_mode.id}   # records the mode anew"
+        return warning("conf", "; ".join(notes), _RESTORE if _is_left(patient) else anew)
     names = ", ".join(model.name for model in board.conf.models)
     return ok("conf", f"{file.removeprefix('nvpmodel_').removesuffix('.conf')}: {names}")
+
+
+def _is_left(patient: Patient) -> bool:
+    """Is a snapshot there, of a job or a probe that was interrupted? Then nothing else is right before a restore."""
+    return os.path.lexists(snapshot_path(patient.site.host.state_dir))
 
 
 def _suffix(identity: Identity) -> str:
@@ -129,7 +139,8 @@ def knobs(patient: Patient) -> Check:
         return warning("knobs", "; ".join(notes))
     if _is_locked(patient, board):
         text = "the clocks are locked at their caps (jetson_clocks); a job measures them unlocked"
-        return warning("knobs", text, "sudo jetson_clocks --restore   # if it was not meant")
+        meant = "sudo jetson_clocks --restore   # if it was not meant"
+        return warning("knobs", text, _RESTORE if _is_left(patient) else meant)
     if patient.untouched is not None:
         return ok("knobs", "CPU, GPU and EMC caps are there; none is turned here")
     size = len(patient.site.make_space(board))

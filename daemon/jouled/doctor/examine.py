@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from jouled.doctor import boards, others, probe, runner, sensing, system
-from jouled.doctor.check import Check, Level, fault_of, guarded, unknown
+from jouled.doctor.check import Check, Level, fault_of, guarded, unknown, warning
 from jouled.doctor.patient import Patient
 from jouled.doctor.unit import unit
-from jouled.errors import ForbiddenError, JouledError, NotPermittedError
+from jouled.errors import ForbiddenError, JouledError, NotPermittedError, NotSupportedError
 
 _BOARD: tuple[tuple[str, Callable[[Patient], Check]], ...] = (
     ("conf", boards.conf),
@@ -97,6 +97,11 @@ def _sensors(patient: Patient) -> Iterator[Check]:
         yield from sensing.meter(patient)
     except (NotPermittedError, ForbiddenError):
         yield unknown("rails")
+    except NotSupportedError as error:
+        if patient.board is None:  # nobody has said that this machine has a GPU: fixed mode is what would need one
+            yield warning("rails", f"no GPU whose power NVML tells, either ({error}): not for fixed mode")
+        else:
+            yield fault_of("rails", error)
     except JouledError as error:
         yield fault_of("rails", error)
     if patient.board is not None:

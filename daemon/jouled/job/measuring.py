@@ -266,7 +266,7 @@ class _Attempt:
             began_s = self._clock.monotonic_s()
             if self._stretch("pilot", self._settings.pilot_s, test):
                 return began_s, self._clock.monotonic_s(), True
-            self._pilot = self._look(sampling.trace(), began_s)
+            self._pilot = self._look(sampling, began_s)
             window_s = self._window_s(self._pilot)
         else:
             self._stretch("pilot", LEAD_S, None)
@@ -280,14 +280,18 @@ class _Attempt:
             self._stretch(phase, TRAIL_S, None)
         return start_s, end_s, cut
 
-    def _look(self, trace: PowerTrace, began_s: float) -> Pilot:
+    def _look(self, sampling: Sampling, began_s: float) -> Pilot:
         """Up to the last sample, which may be a little older than the last completion. Raises SensorError."""
+        trace = sampling.trace()
         last_s = float(trace.t_s[-1]) if trace.t_s.size else began_s
         try:
             return pilot(trace, self._seen.joined(), began_s, max(last_s, began_s + _STEP_S))
         except MeasurementError as error:
             length_s = self._settings.pilot_s
             text = f"{self._on.meter.rail}: too few samples in the pilot of {length_s:g} s, got {trace.t_s.size}"
+            if trace.lost:  # a longer pilot would not help
+                text = f"{text}; {trace.lost} readings failed: {sampling.last_error or 'the last did not'}"
+                raise SensorError(text, hint="sudo jouled doctor shows what can be read") from error
             raise SensorError(text, hint="raise job.pilot_s") from error
 
     def _window_s(self, looked: Pilot) -> float:

@@ -35,9 +35,10 @@ def _no_marks() -> Mapping[str, str]:
 class Request:
     """One tuning run. `make_space` gives the candidates; `total_rails` () means those of the board's file.
 
-    `fixed`: no knob is touched and the candidates are `variants` alone. `prepare(beat)` makes what the runner needs
-    and takes long, and returns warnings; `look` raises WorkloadError for a file that cannot be used, at once and with
-    nothing started. `workload_marks` is what a winner holds for besides the board.
+    `fixed`: no knob is touched and the candidates are `variants` alone. `has_idle`: what is measured draws something
+    while nothing runs, too. `prepare(beat)` makes what the runner needs and takes long, and returns warnings; `look`
+    raises WorkloadError for a file that cannot be used, at once and with nothing started. `workload_marks` is what a
+    winner holds for besides the board.
     """
 
     config: Config
@@ -47,6 +48,7 @@ class Request:
     total_rails: tuple[str, ...] = ()
     dry_run: bool = False
     fixed: bool = False
+    has_idle: bool = True
     variants: tuple[Variant, ...] = (Variant(),)
     prepare: Callable[[Beat], Sequence[str]] | None = None
     look: Callable[[], None] = lambda: None

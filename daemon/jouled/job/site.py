@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 class Site:
     """`options` is what a user types to come back here; `reboot` boots a board that is virtual.
 
-    `fixed`: no knob is touched, only `variants` are compared. `prepare` and `look` go with the runner made last
-    (`Request`).
+    `typed`: a command for the board's own shell, as it is typed on this machine.
+
+    `fixed`: no knob is touched, only `variants` are compared. `prepare`, `look` and `has_idle` as in `Request`; the
+    first two go with the runner made last.
     """
 
     host: Host
@@ -31,6 +33,8 @@ class Site:
     make_space: Callable[[Board], Space]
     make_runner: Callable[[Arrival], Runner]
     options: str = ""
+    typed: Callable[[str], str] = lambda line: line
+    has_idle: bool = True
     total_rails: tuple[str, ...] = ()
     fixed: bool = False
     variants: tuple[Variant, ...] = (Variant(),)
@@ -54,6 +58,7 @@ class Site:
             total_rails=self.total_rails,
             dry_run=dry_run,
             fixed=self.fixed,
+            has_idle=self.has_idle,
             variants=self.variants,
             prepare=self.prepare,
             look=self.look,

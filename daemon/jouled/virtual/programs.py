@@ -43,6 +43,18 @@ def install(root: str) -> None:
         os.replace(fresh, path)
 
 
+def typed(root: str, line: str) -> str:
+    """A command for the board's own shell as it is typed here: its programs lie in its tree, and it has no other."""
+    words = line.removeprefix("sudo ").split(" ", 1)
+    if words[0] in PLACES:
+        return " ".join([shlex.quote(os.path.join(root, PLACES[words[0]])), *words[1:]])
+    if words[0] == "reboot":
+        return " ".join(["jouled virtual reboot", *words[1:]])
+    if words[0] == "jouled" or not line.startswith("sudo "):
+        return line.removeprefix("sudo ")
+    return f"on the board itself, in {root}: {line}"
+
+
 def hand_over(root: str, took_s: float) -> None:
     """Leave word of how long a program ran, for whoever keeps the board's time."""
     with open(os.path.join(root, FOLDER, "took_s"), "a", encoding="ascii") as file:
