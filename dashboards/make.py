@@ -486,7 +486,7 @@ FLEET = (
     Row(
         "All boards",
         (
-            stat("Boards", "Boards whose daemon answers.", Query(f"count(jouled_build_info{J})", "boards")),
+            stat("Boards that answer", "Boards whose daemon answers.", Query(f"count(jouled_build_info{J})", "boards")),
             stat(
                 "Winner in force",
                 "Boards in the mode that a job chose, each knob as it should be.",

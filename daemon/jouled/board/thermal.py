@@ -96,7 +96,12 @@ class ThermalSensors:
                 values[kind] = max(value, values.get(kind, value))
         return values
 
-    def _counts(self) -> dict[str, int]:
+    def zones_c(self) -> dict[str, float]:
+        """The temperatures alone, by type."""
+        return {kind: value / 1000 for kind, value in self._values(self._zones, "temp").items()}
+
+    def over_current(self) -> dict[str, int]:
+        """The events alone, by source."""
         counts: dict[str, int] = {}
         for path in self._counters:
             source = _source(path)
@@ -107,11 +112,13 @@ class ThermalSensors:
 
     def _integer(self, path: str, name: str) -> int | None:
         try:
-            return self._sysfs.read_int(path)
+            value = self._sysfs.read_int(path)
         except SysfsError as error:
             log.debug("%s", error)
             self.failed[name] = error
             return None
+        self.failed.pop(name, None)
+        return value
 
     @property
     def zones(self) -> tuple[str, ...]:
@@ -125,11 +132,10 @@ class ThermalSensors:
 
     def read(self) -> ThermalState:
         """Look now. What cannot be read is absent from the answer."""
-        self.failed.clear()
         return ThermalState(
-            zones_c={kind: value / 1000 for kind, value in self._values(self._zones, "temp").items()},
+            zones_c=self.zones_c(),
             cooling=self._values(self._cooling, "cur_state"),
-            over_current=self._counts(),
+            over_current=self.over_current(),
             alarms=tuple(path for path in self._alarms if self._integer(path, path) == 1),
         )
 

@@ -68,10 +68,10 @@ class Sensors:
     def _heat(self) -> tuple[dict[str, float], dict[str, int]]:
         if self._thermal is None:
             self._thermal = ThermalSensors(self._sysfs)
-        state = self._thermal.read()
+        zones_c, events = self._thermal.zones_c(), self._thermal.over_current()
         for name in (*self._thermal.zones, *self._thermal.counters):
             self._judge(name, self._thermal.failed.get(name))
-        return dict(state.zones_c), dict(state.over_current)
+        return zones_c, events
 
     def rails_w(self, board: Board, now_s: float) -> dict[str, float]:
         """Watts of each rail of the total; empty where one gives no value."""
