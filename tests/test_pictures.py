@@ -162,6 +162,11 @@ def test_what_breaks_the_bound_is_said_in_words() -> None:
     assert any(line.endswith(" 110 %, too slow") for line in _drawn(_view(*STORY[:10], slow)))
 
 
+def test_the_end_of_a_window_is_no_stretch_of_its_own() -> None:
+    view = _view(*STORY[:10], NOW, {**NOW, "seq": 14, "t_s": 376.0}, {**NOW, "seq": 15, "t_s": 376.5, "stretch_s": 0.5})
+    assert view.stretch() == ("window", 16.0, 16.0)
+
+
 def test_an_event_that_was_heard_before_counts_once() -> None:
     assert _view(*STORY[:10], *STORY[:10]).windows == 4
     assert _view(*STORY).outcome == "tuned"

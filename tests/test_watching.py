@@ -202,7 +202,7 @@ def _tune(folder: Path) -> list[str]:
 def test_tune_is_drawn_and_q_puts_the_board_back_and_says_so(tmp_path: Path) -> None:
     with session(_tune(tmp_path), 80, 24, LC_ALL="C") as shown:
         shown.shows("q stops and puts the board back")
-        shown.shows("search")
+        shown.shows("of at most 15 windows")
         shown.resize(60, 30)
         shown.until(lambda screen: len(screen.lines[2]) == 59)
         shown.press("qq")

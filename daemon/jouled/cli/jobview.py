@@ -84,7 +84,7 @@ class JobView:
     _seq: int = 0
     _began_s: float | None = None
     _last_s: float = 0.0
-    _stretch: tuple[str, float] = ("", 0.0)
+    _stretch: tuple[str, float, float] = ("", 0.0, 0.0)
 
     def take(self, event: Mapping[str, Any]) -> None:
         """One event of the job; one that was heard before is passed over."""
@@ -123,15 +123,16 @@ class JobView:
         self.now = {}
 
     def _take_progress(self, event: Mapping[str, Any]) -> None:
-        stretch = str(event["phase"])
-        if stretch != self._stretch[0]:
-            self._stretch = (stretch, self._last_s)
+        name, since_s, most_s = self._stretch
+        if event["phase"] != name:
+            name, since_s, most_s = str(event["phase"]), self._last_s, 0.0
+        self._stretch = (name, since_s, max(most_s, float(event["stretch_s"])))
         self.now = event
 
     def _take_trial(self, event: Mapping[str, Any]) -> None:
         trial = event["trial"]
         self.rows.append(self._row(trial, event.get("temperature_c")))
-        self._stretch = ("", self._last_s)
+        self._stretch = ("", self._last_s, 0.0)
 
     def _take_warning(self, event: Mapping[str, Any]) -> None:
         self.notices = [*self.notices, str(event["text"])][-_MOST_NOTICES:]
@@ -170,10 +171,10 @@ class JobView:
 
     def stretch(self) -> tuple[str, float, float] | None:
         """What is going on for how long already, and how long at most, in seconds."""
-        name, since_s = self._stretch
+        name, since_s, most_s = self._stretch
         if not name or not self.now or self.is_over:
             return None
-        return _STRETCHES.get(name, name), self._last_s - since_s, float(self.now["stretch_s"])
+        return _STRETCHES.get(name, name), min(self._last_s - since_s, most_s), most_s
 
     @property
     def windows(self) -> int:
