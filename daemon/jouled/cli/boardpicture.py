@@ -14,6 +14,7 @@ from jouled.cli.output import megahertz
 from jouled.cli.paper import BAR, LABEL, Paper, bar, ends, first_that_fits, labelled, told, wrapped
 from jouled.cli.status import facts, title
 
+_HIGH = 40  # rows; here there is room for the board beside a job
 Record = Mapping[str, Any]
 
 
@@ -37,7 +38,8 @@ def service_picture(seen: Seen, paper: Paper, footer: Sequence[str]) -> list[str
     last = told(seen.notice, width)
     if seen.job is not None:
         urgent = _to_do(status, width, 1) if status["to_do"] else []
-        body = [*head, *urgent, *job_head(seen.job, width), *job_facts(seen.job, width)]
+        standing = [*_standing(status, seen.now_s, width), Text()] if paper.height >= _HIGH else []
+        body = [*head, *urgent, *standing, *job_head(seen.job, width), *job_facts(seen.job, width)]
         return paper.rendered(fill(body, seen.job, paper, [*last, footer_line(seen.job, footer, width)]))
     lines = [*head, *_standing(status, seen.now_s, width), *_readings(status, width), *_to_do(status, width, 3)]
     warnings = [line for text in status["warnings"][:3] for line in wrapped("warning", text, width, 2, "yellow")]

@@ -195,7 +195,7 @@ def _row(row: Row, columns: _Columns, scale: _Scale) -> Text:
     change = "" if scale.reference_j is None else saves(1 - row.energy_j / scale.reference_j)
     head.append(f"{change:>8}", "bold" if is_best else "")
     head.append(f"  {row.verdict}", "yellow") if row.verdict else None
-    room = min(BAR, scale.width - head.cell_len - 3)
+    room = min(2 * BAR, scale.width - head.cell_len - 3)
     if columns.more and room >= 10 and scale.most_j > 0 and not row.verdict:
         head.append_text(Text.assemble("  ", bar(row.energy_j / scale.most_j, room, "green" if is_best else "cyan")))
     return head
