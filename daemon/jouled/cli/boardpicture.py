@@ -53,7 +53,7 @@ def _board_head(status: Record, now_s: float, width: int) -> list[Text]:
 
 def _standing(status: Record, now_s: float, width: int) -> list[Text]:
     lines = []
-    for word, text in facts(status, now_s):
+    for word, text in facts({**status, "job": None}, now_s):  # which has a picture of its own
         style = {"wrong": "bold yellow", "saves": "bold green"}.get(word, "")
         lines += wrapped(word, text, width, 2, style)
     winner = status["winner"]
