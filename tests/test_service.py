@@ -26,13 +26,16 @@ from jouled.board.process import Processes, start_ticks
 from jouled.board.snapshot import Snapshot, boot_id, snapshot_path, write_snapshot
 from jouled.board.sysfs import Sysfs
 from jouled.board.winner import read_winner, winner_path, write_winner
+from jouled.cli import main
 from jouled.config import load
 from jouled.errors import ConfigError, StateError, UsageError
 from jouled.job.site import Site
 from jouled.ledger import Ledger, encode_line
 from jouled.service import loop as service_loop
+from jouled.service.configfile import ConfigFile
 from jouled.service.face import Service
 from jouled.service.notify import Notifier
+from jouled.service.sole import sole_daemon
 from jouled.service.workers import SocketDoor
 from jouled.state import Conflict, Peer, Refused, Source, State, Unavailable
 from jouled.virtual.tree import boot, make_tree
@@ -1114,6 +1117,107 @@ def test_a_pause_brings_the_reference_and_its_end_the_winner(machine: Machine) -
 
     live(machine, work)
     assert machine.commands() == ["apply reference pause", "apply winner pause"] * 2
+
+
+@pytest.mark.parametrize("ends_by_itself", [True, False])
+@pytest.mark.parametrize("has_winner", [True, False])
+def test_a_mode_that_was_applied_by_hand_comes_back_when_the_pause_ends(
+    machine: Machine, *, ends_by_itself: bool, has_winner: bool
+) -> None:
+    by_hand = replace(machine.winner(), decision_id="by hand", workload="")
+    if has_winner:
+        write_winner(machine.folder, machine.winner())
+    write_applied(machine.folder, by_hand)
+    machine.set_caps(MODE)
+
+    async def work(service: Service) -> None:
+        await service.pause(3600.0, PEER)
+        await service.pause(60.0, PEER)  # the second knows of the mode by the first
+        assert read_applied(machine.folder) is None
+        if ends_by_itself:
+            machine.clock.ahead_s += 61.0
+        else:
+            await service.pause(0, PEER)
+        await until(lambda: read_applied(machine.folder) is not None)
+        await until(lambda: service.status().state is State.IDLE)
+
+    live(machine, work)
+    assert machine.commands() == ["apply reference pause", f"apply {NAME} pause"]
+
+
+def test_what_somebody_applies_in_place_of_the_paused_mode_stays(machine: Machine) -> None:
+    write_applied(machine.folder, replace(machine.winner(), decision_id="by hand", workload=""))
+    machine.set_caps(MODE)
+
+    async def work(service: Service) -> None:
+        await service.pause(None, PEER)
+        machine.errors["apply"] = {"kind": "UsageError", "text": "no such mode", "hint": "", "exit_code": 2}
+        assert "no such mode" in (await service.pause(0, PEER))["to_do"]
+        assert "jouled apply reference" in service.status().to_do
+        del machine.errors["apply"]
+        await service.apply("reference", PEER)
+        assert service.status().state is State.IDLE
+
+    live(machine, work)
+    assert machine.commands()[-1] == "apply reference user"
+
+
+def test_who_asks_for_a_verify_is_logged(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+    async def work(service: Service) -> None:
+        await service.verify(PEER)
+
+    live(machine, work)
+    assert "verify asked by uid 1000 (pepe)" in caplog.text
+
+
+def test_a_configuration_that_was_changed_under_the_daemon_is_said_until_it_is_as_before(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = machine.folder / "config.toml"
+    path.write_text("schema = 1\n")
+
+    async def work(service: Service) -> None:
+        service.outlook.config_file = ConfigFile(path)
+        service.look()
+        assert service.status().warnings == ()
+        path.write_text("schema = 1\n[job]\nbudget = 9\n")
+        service.look()
+        (told,) = service.status().warnings
+        assert told.startswith(f"{path} has changed since the daemon began: it takes effect with: sudo systemctl")
+        path.unlink()
+        service.look()
+        assert "is gone since the daemon began" in service.status().warnings[0]
+        path.write_text("schema = 1\n")
+        service.look()
+        assert service.status().warnings == ()
+
+    live(machine, work)
+    assert caplog.text.count("has changed since the daemon began") == 1
+    assert f"{path} is as it was when the daemon began" in caplog.text
+
+
+def test_a_second_daemon_of_one_state_folder_is_refused_with_the_firsts_pid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--virtual", "agx-orin-64gb", "--state-dir", str(tmp_path)]
+    with sole_daemon(tmp_path):
+        assert main(["run", *where, "--socket", str(tmp_path / "second.sock"), "--metrics-listen", ""]) == 12
+    told = capsys.readouterr().err
+    assert f"{tmp_path}: another daemon serves this state folder (pid {os.getpid()})" in told
+    assert "--state-dir" in told
+    assert not (tmp_path / "second.sock").exists()
+    with sole_daemon(tmp_path):  # it goes with its holder
+        pass
+
+
+def test_a_folder_in_which_no_lock_can_be_made_is_served_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "daemon").write_text("in the way")
+    with sole_daemon(tmp_path):
+        assert "a second daemon would not be noticed" in caplog.text
 
 
 def test_a_pause_outlives_the_daemon(machine: Machine) -> None:

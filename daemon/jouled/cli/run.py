@@ -25,9 +25,11 @@ from jouled.cli.site import overrides_of, tree_of, virtual_name
 from jouled.config import CONFIG_PATH, Config, check_owner, load
 from jouled.errors import StateError, UsageError
 from jouled.job.site import Site
+from jouled.service.configfile import ConfigFile
 from jouled.service.face import Service
 from jouled.service.notify import Notifier
 from jouled.service.outlets import outlets
+from jouled.service.sole import sole_daemon
 from jouled.service.workers import ChildDoor, Door, SocketDoor
 from jouled.workload.variants import variants_of
 
@@ -60,6 +62,7 @@ class _Options:
 
     path: Path | None
     overrides: Mapping[str, object]
+    watched: ConfigFile
 
     def config(self, request: Mapping[str, Any] | None = None) -> Config:
         """With a request in between. Raises ConfigError."""
@@ -73,7 +76,8 @@ def _options(arguments: argparse.Namespace) -> _Options:
         path = CONFIG_PATH
     if path is not None and is_real and os.geteuid() == 0:
         check_owner(path)
-    return _Options(path, overrides_of(arguments) | {"metrics.listen": arguments.metrics_listen})
+    watched = ConfigFile(path or (CONFIG_PATH if is_real else None))  # before it is read: no change is missed
+    return _Options(path, overrides_of(arguments) | {"metrics.listen": arguments.metrics_listen}, watched)
 
 
 # --- the board, to be read ----------------------------------------------------------------------------------
@@ -142,7 +146,7 @@ def _worker_argv(arguments: argparse.Namespace, descriptor: int) -> Sequence[str
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until told to stop. Raises ConfigError, UsageError, StateError."""
+    """Serve until told to stop. Raises ConfigError, UsageError, StateError, BusyError for a second daemon."""
     notifier = Notifier()
     root = logging.getLogger()
     root.setLevel(min(root.level, logging.INFO))  # decisions and changes are always logged
@@ -150,11 +154,12 @@ def run(arguments: argparse.Namespace) -> int:
     config = options.config()
     check_faults(arguments)
     site = look_site(arguments, config)
-    clear = inject_faults(arguments, site.host.sysfs.root, site.host.state_dir)
-    try:
-        asyncio.run(_serve(arguments, options, site, notifier, journal_fields=not lacks_journal_fields()))
-    finally:
-        clear()
+    with sole_daemon(site.host.state_dir):
+        clear = inject_faults(arguments, site.host.sysfs.root, site.host.state_dir)
+        try:
+            asyncio.run(_serve(arguments, options, site, notifier, journal_fields=not lacks_journal_fields()))
+        finally:
+            clear()
     return 0
 
 
@@ -172,6 +177,7 @@ async def _serve(
         log.info("listening on %s; the worker is a child of this process", path)
     assert listening is not None
     service = Service(site, door, options.config, notifier, journal_fields=journal_fields)
+    service.outlook.config_file = options.watched
     control = control_server(service, site.config)
     await control.start(listening)
     try:

@@ -6,6 +6,7 @@ answered when it is done. Who may ask was settled before.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
@@ -19,7 +20,9 @@ from jouled.service.keeper import Do, Pause
 from jouled.service.loop import Loop, is_stuck
 from jouled.service.requests import delete_pause, write_pause
 from jouled.service.workers import WorkerBusy, WorkerDied
-from jouled.state import Conflict, Failed, Peer, Refused, State, Status, Unavailable
+from jouled.state import Conflict, Failed, Peer, Refused, Source, State, Status, Unavailable
+
+log = logging.getLogger(__name__)
 
 _FORBIDS = {
     State.DISABLED: "no knob may be written",
@@ -199,6 +202,7 @@ class Service(Loop):
         return result
 
     async def verify(self, peer: Peer) -> Mapping[str, Any]:
+        log.info("verify asked by %s", peer, extra={"JOULED_VERB": "verify", "JOULED_WHO": str(peer)})
         if self.running is not None or self.lock.locked():
             return {**self._seen(), "busy": True, "holder": "" if self.running is None else f"job {self.running.id}"}
         async with self.lock:
@@ -236,11 +240,12 @@ class Service(Loop):
         async with self.lock:
             self._require_quiet()
             self.keep_request("pause", str(peer), for_s=for_s)
-            if for_s == 0:
-                delete_pause(self.site.host.state_dir)
-            else:
-                until_wall_s = None if for_s is None else self._clock.wall_s() + for_s
-                write_pause(self.site.host.state_dir, Pause(until_wall_s, str(peer)))
+            mode, state_dir = self._aside(), self.site.host.state_dir
+            if for_s == 0 and not mode:
+                delete_pause(state_dir)
+            else:  # one that has ended stays for the mode that comes back
+                until_wall_s = None if for_s is None else self._clock.wall_s() + for_s if for_s else 0.0
+                write_pause(state_dir, Pause(until_wall_s, str(peer), mode))
             self.forgive()
             verdict = self.look()
             if verdict.do in (Do.APPLY_REFERENCE, Do.APPLY_WINNER):
@@ -256,6 +261,14 @@ class Service(Loop):
             "state": status.state.value,
             "to_do": status.to_do,
         }
+
+    def _aside(self) -> str:
+        """The mode that was applied by hand and that a pause puts, or has put, aside."""
+        self.outlook.look(is_board_ours=False)
+        in_force = self.outlook.status(None).in_force
+        if in_force is not None and in_force.source is Source.OTHER:
+            return mode_name(in_force.mode)
+        return self.outlook.facts(job_phase=None).comes_back()
 
     async def forget(self, mode: str | None, held: bool, peer: Peer) -> Mapping[str, Any]:
         if (mode is None) == (not held):

@@ -40,10 +40,14 @@ class Do(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Somebody wants the reference for a while; `until_wall_s` None: until further notice."""
+    """Somebody wants the reference for a while; `until_wall_s` None: until further notice.
+
+    `mode`: the name of what was in force by hand before it, and comes back after it; "": a winner does, or nothing.
+    """
 
     until_wall_s: float | None
     who: str
+    mode: str = ""
 
     def is_over(self, wall_s: float) -> bool:
         """Has it ended by itself?"""
@@ -113,10 +117,18 @@ class Facts:
             return self.applied
         return self.winner if self.stood_aside in WINNER_COMES_BACK else None
 
+    def comes_back(self) -> str:
+        """The mode, applied by hand, that a pause has put aside; "" where nothing has and once something else is so."""
+        is_aside = self.applied is None and self.stood_aside == "pause"
+        return self.pause.mode if self.pause is not None and is_aside else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is done and shown. `cause` names an automatic job, `stale` why the winner holds no longer."""
+    """What is done and shown. `cause` names an automatic job, `stale` why the winner holds no longer.
+
+    `target`: what is applied, where that is a mode by its name; "": the winner, or what is in force already.
+    """
 
     state: State
     do: Do = Do.NOTHING
@@ -126,6 +138,7 @@ class Verdict:
     cause: str = ""
     stale: str = ""
     contested: bool = False
+    target: str = ""
 
 
 def decide(facts: Facts, config: Config) -> Verdict:
@@ -212,6 +225,8 @@ def _keep(facts: Facts, config: Config) -> Verdict:
     winner, stale = facts.wanted(), _stale(facts, config)
     if facts.fingerprint is None:
         return Verdict(State.IDLE, to_do="the board cannot be read: jouled status --json says why")
+    if facts.comes_back():
+        return _apply_after_pause(facts, config, facts.comes_back())
     if stale is not None and winner is not None:
         return _outlived(facts, config, stale)
     if winner is None:
@@ -256,6 +271,14 @@ def _apply_when_due(facts: Facts, config: Config, winner: Applied) -> Verdict:
         return _contested(facts)
     why = WINNER_COMES_BACK.get(facts.stood_aside, "boot") if facts.applied is None else "boot"
     return Verdict(State.WAITING, Do.APPLY_WINNER, why, Next(text))
+
+
+def _apply_after_pause(facts: Facts, config: Config, name: str) -> Verdict:
+    text = f"apply {name} again, as before the pause"
+    if facts.boottime_s < config.board.boot_delay_s:
+        return Verdict(State.WAITING, next=Next(text, facts.wall_s + config.board.boot_delay_s - facts.boottime_s))
+    to_do = f"{facts.memory.trouble}; to leave {name}: jouled apply reference" if facts.memory.trouble else ""
+    return Verdict(State.WAITING, Do.APPLY_WINNER, "pause", Next(text), to_do, target=name)
 
 
 def _is_contested(facts: Facts) -> bool:

@@ -252,7 +252,7 @@ class Loop:
             now_s = self._clock.monotonic_s()
             self._remember(applies_s=(*self.outlook.memory.recent(now_s), now_s))
             self.outlook.reapplies += verdict.why == "mismatch"
-            await self.put(self._wanted_target(), verdict.why, ITSELF)
+            await self.put(verdict.target or self._wanted_target(), verdict.why, ITSELF)
 
     def _wanted_target(self) -> str:
         """`winner`, or the name of a mode that was applied by hand and is wanted again."""

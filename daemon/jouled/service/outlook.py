@@ -13,6 +13,7 @@ from jouled.board.applied import Applied
 from jouled.board.modename import mode_name
 from jouled.config import Config
 from jouled.job.site import Site
+from jouled.service.configfile import ConfigFile
 from jouled.service.files import Files, Known, living_holder, switched_off
 from jouled.service.history import History, JobEntry
 from jouled.service.holds import staleness
@@ -72,6 +73,7 @@ class Outlook:
         self._state, self._since_wall_s = State.IDLE, self._started_wall_s
         self._were_open: set[str] = set()
         self.verdict = Verdict(State.IDLE)
+        self.config_file = ConfigFile(None)
 
     # --- looking ------------------------------------------------------------------------------------------
 
@@ -91,6 +93,7 @@ class Outlook:
             self._look = self.view.look(self._in_force(), source=self._source(), compares=not self._is_busy)
         self._sense(with_caps=True)
         self._marks = self._workload_marks()
+        self.say("config", self.config_file.difference())
 
     def sense(self) -> None:
         """Have readings that are not older than a second. No knob is read, and nothing decided."""

@@ -46,13 +46,17 @@ def pause_path(state_dir: Path) -> Path:
 
 def write_pause(state_dir: Path, pause: Pause) -> None:
     """From now on the reference. Raises StateError."""
-    write_state(pause_path(state_dir), _PAUSE_SCHEMA, {"until_wall_s": pause.until_wall_s, "who": pause.who})
+    fields = {"until_wall_s": pause.until_wall_s, "who": pause.who, "mode": pause.mode}
+    write_state(pause_path(state_dir), _PAUSE_SCHEMA, fields)
 
 
 def read_pause(state_dir: Path) -> Pause | None:
     """The pause, ended or not. Raises StateError."""
     fields = read_state(pause_path(state_dir), _PAUSE_SCHEMA)
-    return None if fields is None else Pause(fields.number_or_none("until_wall_s"), fields.text("who"))
+    if fields is None:
+        return None
+    mode = fields.text("mode") if "mode" in fields.values else ""  # of a daemon before this one
+    return Pause(fields.number_or_none("until_wall_s"), fields.text("who"), mode)
 
 
 def delete_pause(state_dir: Path) -> bool:
