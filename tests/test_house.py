@@ -153,6 +153,15 @@ def test_the_virtual_board_shares_nothing_with_the_surrogate() -> None:
             assert "jouletune.surrogate" not in _reached(module), module
 
 
+def test_neither_daemon_nor_worker_ever_draws() -> None:
+    for module in _modules():
+        if module.startswith(("jouled.service", "jouled.worker", "jouled.job", "jouled.cli.run", "jouled.cli.worker")):
+            assert not any(name.startswith(("jouled.report", "jouletune.report")) for name in _reached(module)), module
+    assert {module for module in _modules() if any(name.startswith("matplotlib") for name in _imports(module))} == {
+        f"jouletune.report.{name}" for name in ("canvas", "charts", "maps")
+    }
+
+
 def test_only_the_outermost_modules_know_that_there_are_virtual_boards() -> None:
     for module in _modules():
         if not module.startswith(("jouled.virtual", "jouled.cli", "jouled.service")):

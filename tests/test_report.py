@@ -331,6 +331,16 @@ def test_each_outcome_has_an_honest_page(outcome: str, made: Made) -> None:
         assert ("as it was found" in text) == (outcome != "board_fault")
 
 
+def test_what_was_asked_to_be_least_comes_before_the_energy(made: Made) -> None:
+    gained = {"gain_ratio": 0.125, "gain_interval": [0.1, 0.15], "saving_ratio": -0.02, "saving_interval": [-0.04, 0.0]}
+    found = seen(page(Job(result=made.result | gained | {"objective": "throughput"}), {}))
+    assert found.texts["headline"].replace("\u00a0", " ") == "12.5 % less time per frame"
+    text = found.texts["decision"].replace("\u00a0", " ")
+    assert "12.5 % less time (95 % interval 10.0 % to 15.0 %), which was asked for" in text
+    assert "2.0 % more energy (95 % interval −0.0 % to 4.0 %" in text.replace(" 0.0 %", " −0.0 %")
+    assert ("saving_interval.0", -0.04) in found.told
+
+
 def test_a_job_that_was_killed_is_shown_without_a_decision(made: Made, tmp_path: Path) -> None:
     events = [event for event in Ledger(made.state).read().events if event["event"] not in ("finished", "decision")]
     cut = [event for event in events if event.get("phase") not in ("finals", "apply", "watching")]

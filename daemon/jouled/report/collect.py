@@ -15,7 +15,7 @@ from jouled.errors import StateError, UsageError
 from jouled.job.result import JobResult
 from jouled.job.studies import space_of
 from jouled.job.summary import counted, energy_error, error_parts, mean_energy_j
-from jouled.ledger import decode_line
+from jouled.ledger import marked, rotated
 from jouled.report.command import command_of, keeping, settings_of, simulated_by
 from jouled.report.traces import traces_of
 from jouletune.earlier import Earlier
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 _LEAST_WINDOWS, _LEAST_CANDIDATES = 4, 3  # before the model says anything of the rest
 _MOST_CANDIDATES = 2000
-_STALE_READ = "the ledger is being written anew; type it again"
 
 Event = Mapping[str, Any]
 
@@ -78,7 +77,8 @@ def _latest_of(folder: Path, job: str) -> Iterator[Ledgered]:
     """The youngest file that has it decides; a job never goes over two unless its ledger was rotated between."""
     parts: list[Event] = []
     name = None if job == "latest" else job
-    for path in _files(folder):
+    ledger = folder / "ledger.jsonl"
+    for path in (ledger, *reversed(rotated(ledger))):
         events = list(_events(path, name))
         if name is None:
             name = _youngest(events)
@@ -97,32 +97,10 @@ def _youngest(events: Sequence[Event]) -> str | None:
     return next((name for name in reversed(named) if isinstance(name, str)), None)
 
 
-def _files(folder: Path) -> list[Path]:
-    """The ledger and those that were rotated away, the youngest first."""
-    rotated = [path for path in folder.glob("ledger.*.jsonl") if path.name.split(".")[1].isdigit()]
-    rotated.sort(key=lambda path: -int(path.name.split(".")[1]))
-    return [path for path in (folder / "ledger.jsonl", *rotated) if path.is_file()]
-
-
 def _events(path: Path, job: str | None) -> Iterator[Event]:
     """The good lines, of one job where it is named. Raises StateError, NotPermittedError."""
-    from jouled.errors import NotPermittedError
-
     mark = b"" if job is None else f'"job":"{job}"'.encode()
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                if mark in line and line.endswith(b"\n"):
-                    try:
-                        event = decode_line(line)
-                    except ValueError:
-                        continue  # damaged: the next job sets it aside
-                    if job is None or event.get("job") == job:
-                        yield event
-    except PermissionError as error:
-        raise NotPermittedError(f"{path}: not for this user", hint="run it with sudo, or be in group jouled") from error
-    except OSError as error:
-        raise StateError(f"{path}: cannot be read: {error.strerror}", hint=_STALE_READ) from error
+    return (event for event in marked(path, mark) if job is None or event.get("job") == job)
 
 
 # --- what follows -------------------------------------------------------------------------------------------

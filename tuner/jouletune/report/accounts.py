@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jouletune.report.facts import Job, Window
 from jouletune.report.markup import Piece, element, join, rows, table, told
-from jouletune.report.words import AXES, NONE, candidate_text, counted, percent, quantity, span
+from jouletune.report.words import AXES, FIRM, NONE, candidate_text, counted, percent, quantity, span
 from jouletune.trial import Purpose
 
 PURPOSES = {
@@ -32,9 +32,8 @@ def invalid(job: Job) -> Piece:
         reasons = Counter(one.trial.infeasible.value for one in broke if one.trial.infeasible is not None)
         words = ", ".join(f"{count} × {reason}" for reason, count in sorted(reasons.items()))
         cut = sum(one.trial.cut for one in broke)
-        pieces.append(
-            element("p", f"{counted(len(broke), 'window')} broke a limit ({words}), {cut} cut short. Evidence too.")
-        )
+        what = f"{counted(len(broke), 'window')} ({words})"
+        pieces.append(element("p", f"Broke a limit, and count as that: {what}, {cut} cut short once it was clear."))
     told_counts = [told(job.result, f"invalid.{reason}", f"{count} × {reason}") for reason, count in counts.items()]
     pieces.append(element("p", "Counted: ", join(*told_counts, by=", ")) if told_counts else "")
     warnings = [str(text) for text in job.result.get("warnings") or []]
@@ -83,7 +82,7 @@ def _window(window: Window) -> list[Piece]:
     trial, measured = window.trial, window.trial.measurement
     verdict = _invalid(window) or ("" if trial.infeasible is None else f"breaks a limit: {trial.infeasible.value}")
     verdict = verdict or "kept the limits"
-    at = f"{trial.t_s / 60:.1f} min"
+    at = f"{trial.t_s / 60:.1f}{FIRM}min"
     if measured is None:
         return [_at(window), at, _candidate(window), NONE, NONE, NONE, NONE, verdict + (", cut" if trial.cut else "")]
     low, high = measured.interval()
@@ -109,6 +108,7 @@ def reproduce(job: Job) -> Piece:
         ("idle power", join(_quantity(job, "idle_power_w", "W"), ", measured once and not subtracted")),
         ("workload", _word(job, "workload")),
         ("arrival", _word(job, "arrival")),
+        ("objective", f"least {job.cost_noun} per {job.noun}"),
         ("bound", join(bound, f" on {job.percentile}")),
         ("power limit", _quantity(job, "max_power_w", "W") if result.get("max_power_w") is not None else ""),
         ("clocks", _word(job, "clocks")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from jouletune.objective import Objective
 from jouletune.report.facts import Job
 from jouletune.report.markup import Markup, Piece, element, join
 
@@ -36,11 +37,17 @@ def maps(job: Job, figures: Mapping[str, Markup]) -> Piece:
     marks += [("winner", job.role_title(name))] if (name := job.shown()) else []
     key = element("ul", *(element("li", element("i", class_=mark), word) for mark, word in marks), class_="key")
     return join(
-        element("p", f"Numbers are energy per {job.noun}, {_model_text(job)}"),
+        element("p", f"Numbers are energy per {job.noun}, {_model_text(job)}{_objective_text(job)}"),
         element("div", *panels, class_="maps"),
         key,
         element("p", "All maps in one: figures/energy-map.svg, figures/energy-map.pdf.", class_="muted"),
     )
+
+
+def _objective_text(job: Job) -> str:
+    if job.objective is Objective.ENERGY:
+        return ""
+    return f" What was to be least is another thing, {job.cost_noun} per {job.noun}."
 
 
 def _model_text(job: Job) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jouletune.front import Front, FrontRow
+from jouletune.objective import Objective
 from jouletune.space import Candidate, PowerMode, Space, Variant
 from jouletune.trial import Trial
 
@@ -104,6 +105,16 @@ class Job:
     def beliefs(self) -> Mapping[int, FrontRow]:
         """What the model makes of each candidate; empty where it says nothing."""
         return {} if self.front is None else {row.index: row for row in self.front.candidates}
+
+    @property
+    def objective(self) -> Objective:
+        """What was to be least."""
+        return Objective(self.result.get("objective") or Objective.ENERGY)
+
+    @property
+    def cost_noun(self) -> str:
+        """The word for it: energy, energy × latency, time."""
+        return self.objective.noun.replace(" x ", " × ")
 
     @property
     def noun(self) -> str:

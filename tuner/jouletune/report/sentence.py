@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from jouletune.objective import Objective
 from jouletune.report.facts import Job, candidate_of, same_arm
 from jouletune.report.markup import Markup, Piece, element, join, told
 from jouletune.report.words import NONE, candidate_text, megahertz, percent, quantity, variant_text
@@ -36,8 +37,11 @@ def headline(job: Job) -> Piece:
     saving = result.get("saving_ratio")
     if same_arm(result["winner"], result.get("reference")) or saving is None:
         return "Back to the first variant" if job.is_fixed else "Back to the board’s own mode"
-    less = "less" if saving >= 0.0 else "more"
-    return join(told(result, "saving_ratio", percent(abs(saving))), f" {less} energy per {job.noun}")
+    ratio, path, what = saving, "saving_ratio", "energy"
+    if job.objective is not Objective.ENERGY and result.get("gain_ratio") is not None:
+        ratio, path, what = result["gain_ratio"], "gain_ratio", job.cost_noun
+    less = "less" if ratio >= 0.0 else "more"
+    return join(told(result, path, percent(abs(ratio))), f" {less} {what} per {job.noun}")
 
 
 def decision(job: Job) -> Markup:
@@ -78,7 +82,7 @@ def _tuned(job: Job) -> Markup:
         text = str((result.get("reason") or {}).get("text") or "")
         return join("The board’s own mode is in force again: ", element("q", told(result, "reason.text", text)))
     parts: list[Piece] = [f"On {result['board']}, running {result['workload']} {_arrival(job)}, "]
-    parts += [element("strong", _change(job)), " takes "]
+    parts += [element("strong", _change(job)), " takes ", *_gain(job)]
     parts += [
         told(result, "winner.energy_j", quantity(winner["energy_j"], "J")),
         f" per {noun} ",
@@ -96,25 +100,34 @@ def _arrival(job: Job) -> str:
     return "back to back" if arrival == "back_to_back" else f"({arrival})"
 
 
+def _gain(job: Job) -> list[Piece]:
+    """What was to be least, where that is not the energy, comes first."""
+    if job.objective is Objective.ENERGY or job.result.get("gain_interval") is None:
+        return []
+    return [*_less(job, "gain", job.cost_noun), "), which was asked for, and "]
+
+
 def _saving(job: Job) -> list[Piece]:
-    result = job.result
-    saving, interval = result.get("saving_ratio"), result.get("saving_interval")
-    if saving is None or interval is None:
+    if job.result.get("saving_ratio") is None or job.result.get("saving_interval") is None:
         return ["how much that saves could not be compared in pairs"]
+    what = "" if job.objective is Objective.ENERGY else "energy"
+    return [*_less(job, "saving", what), _sensor_of_saving(job), ")"]
+
+
+def _less(job: Job, name: str, what: str) -> list[Piece]:
+    """A ratio with its interval, the bracket left open. What is more is told as more, with its interval turned."""
+    result = job.result
+    saving, interval = result[f"{name}_ratio"], result[f"{name}_interval"]
     less = "less" if saving >= 0.0 else "more"
+    texts, order = (percent(interval[0]), percent(interval[1])), (0, 1)
     if saving < 0.0:
-        interval_text = (percent(-interval[1]), percent(-interval[0]))
-        order = ("saving_interval.1", "saving_interval.0")
-    else:
-        interval_text, order = (percent(interval[0]), percent(interval[1])), ("saving_interval.0", "saving_interval.1")
+        texts, order = (percent(-interval[1]), percent(-interval[0])), (1, 0)
     return [
-        element("strong", told(result, "saving_ratio", percent(abs(saving))), f" {less}"),
+        element("strong", told(result, f"{name}_ratio", percent(abs(saving))), f" {less} {what}".rstrip()),
         " (95 % interval ",
-        told(result, order[0], interval_text[0]),
+        told(result, f"{name}_interval.{order[0]}", texts[0]),
         " to ",
-        told(result, order[1], interval_text[1]),
-        _sensor_of_saving(job),
-        ")",
+        told(result, f"{name}_interval.{order[1]}", texts[1]),
     ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from pathlib import PurePath
 
 from jouletune.space import Candidate, PowerMode, Variant
 
@@ -68,7 +67,7 @@ def mode_text(mode: PowerMode) -> str:
 
 def variant_text(variant: Variant) -> str:
     """A variant in words; "" for the plain one."""
-    engine = [] if variant.engine is None else [PurePath(variant.engine).name]
+    engine = [] if variant.engine is None else [variant.engine.rpartition("/")[2]]
     batch = [f"batch {variant.batch}"] if variant.batch != 1 else []
     return ", ".join([*engine, *batch, *([f"{variant.instances} instances"] if variant.instances != 1 else [])])
 
@@ -99,7 +98,7 @@ def value_text(name: str, value: object) -> str:
     if name.endswith("_hz") and isinstance(value, int):
         return megahertz(value)
     if name == "engine" and isinstance(value, str):
-        return PurePath(value).name
+        return value.rpartition("/")[2]
     return NONE if value is None else str(value)
 
 
