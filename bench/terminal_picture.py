@@ -17,9 +17,9 @@ from rich.text import Text
 def svg_of(screen: str, title: str, columns: int, rows: int) -> str:
     """The screen in its whole size, as SVG."""
     console = Console(file=io.StringIO(), record=True, width=columns, force_terminal=True, color_system="truecolor")
-    lines = screen.rstrip("\n").split("\n")
-    for line in [*lines, *[""] * (rows - len(lines))][:rows]:
-        console.print(Text.from_ansi(line), no_wrap=True, crop=True, highlight=False)
+    lines = list(Text.from_ansi(screen).split("\n", allow_blank=True))  # a colour may go on in the next line
+    for line in [*lines, *[Text()] * (rows - len(lines))][:rows]:
+        console.print(line, no_wrap=True, crop=True, highlight=False)
     svg = re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title=title), flags=re.DOTALL)
     return "\n".join(line.rstrip() for line in svg.split("\n")).replace("Fira Code, monospace", "monospace")
 
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     stem, title, columns, rows = argv
     screen = sys.stdin.read()
     svg = svg_of(screen, title, int(columns), int(rows))
-    plain = "\n".join(Text.from_ansi(line).plain.rstrip() for line in screen.split("\n")).rstrip()
+    plain = "\n".join(line.rstrip() for line in Text.from_ansi(screen).plain.split("\n")).rstrip()
     Path(f"{stem}.svg").write_text(svg + "\n", encoding="utf-8")
     Path(f"{stem}.txt").write_text(plain + "\n", encoding="utf-8")
     return 0

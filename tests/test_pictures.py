@@ -182,6 +182,18 @@ def test_thrown_away_and_infeasible_windows_are_never_the_best() -> None:
     assert best.row.name == "12-1497.6-918-2133"
 
 
+@pytest.mark.parametrize(
+    ("objective", "best"), [("energy", "12-1497.6-918"), ("throughput", "8-1190.4"), ("new", "12-1")]
+)
+def test_the_best_is_what_the_objective_calls_best(objective: str, best: str) -> None:
+    measured = _trial(4, 0, "reference", 1.02), _trial(9, 1, energy_j=0.8), _trial(10, 3, energy_j=0.9)
+    for trial, throughput_hz in zip(measured, (30.0, 25.0, 40.0), strict=True):
+        trial["trial"]["measurement"]["throughput_hz"] = throughput_hz
+    found = _view({**STORY[0], "objective": objective}, *measured).best()
+    assert found is not None
+    assert found.row.name.startswith(best)
+
+
 # --- everything fits --------------------------------------------------------------------------------------------
 
 _LETTERS = "aZ09 -_.,:;°µé漢字\u0301\u200b\u202e\x1b[31m\n\r\t\x00\x9b\U0001f600[bold]"

@@ -11,7 +11,7 @@ from rich.text import Text
 from jouled.cli.jobpicture import DOMAINS, fill, footer_line, job_facts, job_head
 from jouled.cli.jobview import JobView
 from jouled.cli.output import megahertz
-from jouled.cli.paper import BAR, LABEL, Paper, bar, ends, first_that_fits, labelled, told, wrapped
+from jouled.cli.paper import BAR, LABEL, Paper, bar, ends, first_that_fits, labelled, notice_lines, wrapped
 from jouled.cli.status import facts, title
 
 _HIGH = 40  # rows; here there is room for the board beside a job
@@ -35,7 +35,7 @@ def service_picture(seen: Seen, paper: Paper, footer: Sequence[str]) -> list[str
         lines = [Text(seen.notice or "waiting for the service", "bold yellow")]
         return paper.rendered([*lines, Text(footer[-1], "reverse")][: paper.height])
     head = _board_head(status, seen.now_s, width)
-    last = told(seen.notice, width)
+    last = notice_lines(seen.notice, width)
     if seen.job is not None:
         urgent = _to_do(status, width, 1) if status["to_do"] else []
         standing = [*_standing(status, seen.now_s, width), Text()] if paper.height >= _HIGH else []

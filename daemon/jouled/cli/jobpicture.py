@@ -10,7 +10,19 @@ from rich.text import Text
 
 from jouled.cli.jobview import Best, JobView, Row
 from jouled.cli.output import duration, megahertz, quantity
-from jouled.cli.paper import BAR, LABEL, Paper, bar, clock, ends, first_that_fits, labelled, saves, told, wrapped
+from jouled.cli.paper import (
+    BAR,
+    LABEL,
+    Paper,
+    bar,
+    clock,
+    ends,
+    first_that_fits,
+    labelled,
+    notice_lines,
+    saves,
+    wrapped,
+)
 
 DOMAINS = ("cpu", "gpu", "emc")
 _WIDE = 120
@@ -20,7 +32,7 @@ _MODE = "cores-CPU-GPU-EMC, MHz"
 def job_picture(view: JobView, paper: Paper, footer: Sequence[str], notice: str = "") -> list[str]:
     """All of a job in one picture; `footer`: what keys do, the longest first."""
     lines = [*job_head(view, paper.width), *job_facts(view, paper.width)]
-    last = [*told(notice, paper.width), footer_line(view, footer, paper.width)]
+    last = [*notice_lines(notice, paper.width), footer_line(view, footer, paper.width)]
     return paper.rendered(fill(lines, view, paper, last))
 
 
@@ -75,7 +87,7 @@ def job_facts(view: JobView, width: int) -> list[Text]:
     rail = str(view.started.get("rail") or "")
     if rail and width >= 72:
         lines.append(labelled("rail", f"{rail} ({view.started.get('rail_coverage')})"))
-    return [*lines, _best(view.best(), width)]
+    return [*lines, _best(view)]
 
 
 def _now(now: Mapping[str, Any], width: int) -> Text:
@@ -103,13 +115,15 @@ def _latency(view: JobView, width: int) -> Text:
     return labelled("latency", text, drawn, (judged, style if share > 1 else ""))
 
 
-def _best(best: Best | None, width: int) -> Text:
+def _best(view: JobView) -> Text:
+    best = view.best()
     if best is None or best.row.purpose == "reference":
         return labelled("best", "nothing to compare yet" if best is None else "the board's own mode so far")
     upper_s = best.row.latency_upper_s
     numbers = [quantity(best.energy_j, "J")]
     numbers += [f"<= {quantity(upper_s, 's')}"] if upper_s is not None else []
-    return labelled("best", (saves(best.saves), "bold green"), f" energy: {best.row.name}, {', '.join(numbers)}")
+    rest = f" {view.objective.noun}: {', '.join([best.row.name, *numbers])}"
+    return labelled("best", (saves(best.saves), "bold green"), rest)
 
 
 def footer_line(view: JobView, keys: Sequence[str], width: int) -> Text:
@@ -150,7 +164,7 @@ def _trials(view: JobView, width: int, room: int) -> list[Text]:
     rows = view.rows[-(room - 1) :]
     columns = _Columns.of(rows, width)
     most_j = max((row.energy_j or 0.0 for row in view.rows), default=0.0)
-    scale = _Scale(view.reference_j(), most_j, view.best(), width)
+    scale = _Scale(view.reference_cost(), most_j, view.best(), width)
     lines = [_row(row, columns, scale) for row in rows]
     return [_head(columns), *lines]
 
@@ -169,7 +183,7 @@ def _head(columns: _Columns) -> Text:
 class _Scale:
     """What a row's numbers are held against."""
 
-    reference_j: float | None
+    reference: float | None
     most_j: float
     best: Best | None
     width: int
@@ -192,7 +206,7 @@ def _row(row: Row, columns: _Columns, scale: _Scale) -> Text:
     head.append(f"{upper:>11} " if columns.latency else "")
     if columns.more:
         head.append(f"{'' if row.temperature_c is None else f'{row.temperature_c:.1f}':>7} ")
-    change = "" if scale.reference_j is None else saves(1 - row.energy_j / scale.reference_j)
+    change = "" if not scale.reference or row.cost is None else saves(1 - row.cost / scale.reference)
     head.append(f"{change:>8}", "bold" if is_best else "")
     head.append(f"  {row.verdict}", "yellow") if row.verdict else None
     room = min(2 * BAR, scale.width - head.cell_len - 3)

@@ -11,6 +11,7 @@ from typing import Any
 from jouled.board.modename import mode_name
 from jouled.cli.output import VARIANT_AXES, short_names, variant_name
 from jouletune.errors import JouletuneError
+from jouletune.objective import Objective
 from jouletune.space import PowerMode, Variant
 
 _MOST_NOTICES = 20
@@ -37,8 +38,8 @@ _STRETCHES = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One trial. `energy_j` and what follows are None where there was no whole window; `verdict` says why, or what is
-    wrong with it; `counts` tells whether its numbers are evidence for a mode that keeps the limits.
+    """One trial. `cost` (what the objective minimises) and what follows are None where there was no whole window;
+    `verdict` says why, or what is wrong with it; `counts`: are its numbers evidence for a mode that keeps the limits?
     """
 
     number: int
@@ -46,6 +47,7 @@ class Row:
     name: str
     purpose: str
     policy: str
+    cost: float | None = None
     energy_j: float | None = None
     power_w: float | None = None
     latency_upper_s: float | None = None
@@ -56,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The feasible candidate of least energy so far; `saves`: 1 − its energy/the reference's."""
+    """The feasible candidate of least cost so far (what the objective minimises); `saves`: 1 − its/the reference's."""
 
     row: Row
     energy_j: float
@@ -181,25 +183,32 @@ class JobView:
         """So many trials were measured."""
         return len(self.rows)
 
-    def reference_j(self) -> float | None:
-        """The reference's energy: the mean of its valid windows."""
-        found = [row.energy_j for row in self.rows if row.purpose == "reference" and row.energy_j]
+    @property
+    def objective(self) -> Objective:
+        """What is to be least; energy where nobody says."""
+        told = self.started.get("objective")
+        return Objective(told) if told in set(Objective) else Objective.ENERGY
+
+    def reference_cost(self) -> float | None:
+        """The mean of the reference's valid windows."""
+        found = [row.cost for row in self.rows if row.purpose == "reference" and row.cost]
         return fmean(found) if found else None
 
     def best(self) -> Best | None:
         """Of all that count, each by the mean of its windows."""
-        reference_j = self.reference_j()
-        if reference_j is None:
+        reference = self.reference_cost()
+        if reference is None:
             return None
         windows: dict[tuple[int, str], list[Row]] = {}
         for row in self.rows:
             if row.counts:
                 windows.setdefault(row.key, []).append(row)
-        means = [(fmean(row.energy_j or math.inf for row in rows), rows[-1]) for rows in windows.values()]
+        means = [(fmean(row.cost or math.inf for row in rows), rows) for rows in windows.values()]
         if not means:
             return None
-        energy_j, row = min(means, key=lambda each: each[0])
-        return Best(row, energy_j, 1.0 - energy_j / reference_j)
+        cost, rows = min(means, key=lambda each: each[0])
+        energy_j = fmean(row.energy_j or math.inf for row in rows)
+        return Best(rows[-1], energy_j, 1.0 - cost / reference)
 
     # --- rows -------------------------------------------------------------------------------------------
 
@@ -208,12 +217,17 @@ class JobView:
         return rows[index] if isinstance(index, int) and 0 <= index < len(rows) else None
 
     def _name(self, mode: PowerMode, variant: Variant) -> str:
-        axes = self.started.get("axes")
-        told = "" if mode == PowerMode() or self._has_one_mode(axes) else mode_name(mode)
-        return " ".join(filter(None, (told, *_varied(variant, axes)))) or "the workload as it is"
+        return candidate_name(mode, variant, self.started.get("axes"))
 
-    def _has_one_mode(self, axes: Mapping[str, Any] | None) -> bool:
-        return bool(axes and set(axes) <= set(VARIANT_AXES))
+    def _cost(self, window: Mapping[str, Any]) -> float | None:
+        """None where a number is missing, or is none."""
+        names = ("energy_j", "latency_s", "throughput_hz")
+        energy_j, latency_s, throughput_hz = (window.get(name) for name in names)
+        if self.objective is Objective.ENERGY:
+            return energy_j
+        if not (energy_j and latency_s and throughput_hz):
+            return None
+        return self.objective.cost(energy_j, latency_s, throughput_hz)
 
     def _row(self, trial: Mapping[str, Any], temperature_c: float | None) -> Row:
         try:
@@ -242,12 +256,25 @@ class JobView:
         reason = trial.get("infeasible")
         return replace(
             row,
+            cost=self._cost(window),
             energy_j=window.get("energy_j"),
             power_w=window.get("power_w"),
             latency_upper_s=window.get("latency_upper_s"),
             verdict=str(reason).replace("_", " ") if reason else "",
-            counts=reason is None and bool(window.get("energy_j")),
+            counts=reason is None and bool(self._cost(window)),
         )
+
+
+def candidate_name(mode: PowerMode, variant: Variant, axes: Mapping[str, Sequence[Any]] | None) -> str:
+    """What tells a candidate from the job's others, on whose `axes` they lie (None: not known)."""
+    told = "" if mode == PowerMode() or has_one_mode(axes) else mode_name(mode)
+    name = " ".join(filter(None, (told, *_varied(variant, axes))))
+    return name or variant_name(variant) or "the workload as it is"
+
+
+def has_one_mode(axes: Mapping[str, Sequence[Any]] | None) -> bool:
+    """Variants alone tell the candidates apart: the power mode would be the same on each line."""
+    return bool(axes and set(axes) <= set(VARIANT_AXES))
 
 
 def _varied(variant: Variant, axes: Mapping[str, Sequence[Any]] | None) -> Iterator[str]:

@@ -7,6 +7,7 @@ is told by colour alone.
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from jouled.cli.terminal import Size
 
 LABEL = 10
 BAR = 36
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[µm]?[JsWV]|%|MHz|°C)(?!\w))")
 _PLAIN = {"µ": "u", "±": "~", "°": " ", "−": "-", "…": "~", "·": "-", "━": "="}
 
 
@@ -76,14 +78,15 @@ def labelled(label: str, *parts: str | tuple[str, str] | Text) -> Text:
 
 
 def wrapped(label: str, text: str, width: int, most: int, style: str = "") -> list[Text]:
-    """At most so many lines, by words."""
-    lines = textwrap.wrap(text, max(10, width - LABEL), max_lines=most, placeholder=" …", break_on_hyphens=False) or [
-        ""
-    ]
-    return [labelled(label if number == 0 else "", (line, style)) for number, line in enumerate(lines)]
+    """At most so many lines, by words; a number stays with its unit."""
+    text = _BEFORE_UNIT.sub("\u00a0", text)
+    room = max(10, width - LABEL)
+    lines = textwrap.wrap(text, room, max_lines=most, placeholder=" …", break_on_hyphens=False) or [""]
+    plain = [line.replace("\u00a0", " ") for line in lines]
+    return [labelled(label if number == 0 else "", (line, style)) for number, line in enumerate(plain)]
 
 
-def told(text: str, width: int, most: int = 3) -> list[Text]:
+def notice_lines(text: str, width: int, most: int = 3) -> list[Text]:
     """A notice over at most so many lines; none where there is nothing to say."""
     lines = textwrap.wrap(text, max(10, width), max_lines=most, placeholder=" …", break_on_hyphens=False)
     return [Text(line, "bold yellow") for line in lines]

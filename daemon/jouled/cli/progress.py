@@ -7,17 +7,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from jouled.board.modename import mode_name
-from jouled.cli.output import (
-    FIXED,
-    VARIANT_AXES,
-    candidates_text,
-    counted,
-    duration,
-    quantity,
-    short_names,
-    variant_name,
-)
+from jouled.cli.jobview import candidate_name, has_one_mode
+from jouled.cli.output import FIXED, candidates_text, counted, duration, quantity, short_names
 from jouled.job.events import Event
 from jouletune.space import PowerMode, Variant
 
@@ -73,9 +64,7 @@ class Progress:
         return f"reference\n          #  {name:{self._width()}}    energy  power    latency   saves"
 
     def _has_one_mode(self) -> bool:
-        """Variants alone tell the lines apart: the power mode would be the same on each."""
-        varied = set(self._axes or {})
-        return self._is_fixed or bool(varied and varied <= set(VARIANT_AXES))
+        return self._is_fixed or has_one_mode(self._axes)
 
     def _width(self) -> int:
         """Of the column with power mode and variant."""
@@ -86,23 +75,10 @@ class Progress:
         ]
         return _MODE_WIDTH + sum(longest) + len(longest) - 1
 
-    def _varied(self, variant: Variant) -> str:
-        """What of a variant tells it from the job's others."""
-        if self._axes is None:  # whoever came late has not heard what there is
-            return variant_name(variant)
-        parts = (
-            (short_names(self._axes.get("engine", [])).get(variant.engine or "", ""), "engine"),
-            (f"b{variant.batch}", "batch"),
-            (f"x{variant.instances}", "instances"),
-        )
-        return " ".join(text for text, axis in parts if axis in self._axes)
-
     def _trial(self, trial: dict[str, Any]) -> str:
         variant = Variant(**trial["candidate"]["variant"])
         mode = PowerMode(**trial["candidate"]["mode"])
-        mode_told = "" if self._has_one_mode() or mode == PowerMode() else mode_name(mode)
-        name = " ".join(filter(None, (mode_told, self._varied(variant))))
-        name = name or variant_name(variant) or "the workload as it is"
+        name = candidate_name(PowerMode() if self._is_fixed else mode, variant, self._axes)
         head = f"{trial['number'] + 1:3d}  {name:{self._width()}}{'L' if trial['policy'] == 'locked' else ' '}"
         window = trial["measurement"]
         if trial["invalid"] is not None:
