@@ -18,7 +18,7 @@ from jouled.job.summary import counted, energy_error, error_parts, mean_energy_j
 from jouled.ledger import marked, rotated
 from jouled.report.command import command_of, keeping, settings_of, simulated_by
 from jouled.report.traces import traces_of
-from jouletune.earlier import Earlier
+from jouletune.earlier import Earlier, decode_earlier
 from jouletune.errors import JouletuneError
 from jouletune.front import Front, front_of
 from jouletune.measurement import Measurement
@@ -45,6 +45,10 @@ class Ledgered:
     def first(self, kind: str) -> Event:
         """The first event of a kind; {} where there is none."""
         return next((event for event in self.events if event.get("event") == kind), {})
+
+    def phase(self, phase: str) -> Event:
+        """The event that says that a phase begins; {} where none does."""
+        return next((event for event in self.events if event.get("phase") == phase), {})
 
     def last(self, kind: str) -> Event:
         """The last one."""
@@ -79,28 +83,19 @@ def _latest_of(folder: Path, job: str) -> Iterator[Ledgered]:
     name = None if job == "latest" else job
     ledger = folder / "ledger.jsonl"
     for path in (ledger, *reversed(rotated(ledger))):
-        events = list(_events(path, name))
-        if name is None:
-            name = _youngest(events)
-            events = [event for event in events if event.get("job") == name]
-        parts = [*events, *parts]
+        name = name or _youngest(path)
+        mark = f'"job":"{name}"'.encode()
+        parts = [*(event for event in marked(path, mark) if event.get("job") == name), *parts]
         if any(event.get("event") == "job_started" for event in parts):
             break
     if name is not None and parts:
         yield Ledgered(name, tuple(parts), folder)
 
 
-def _youngest(events: Sequence[Event]) -> str | None:
+def _youngest(path: Path) -> str | None:
     """The job that was said last to have begun or ended."""
-    kinds = ("job_started", "finished")
-    named = [event.get("job") for event in events if event.get("event") in kinds]
+    named = [event.get("job") for event in marked(path, b'"event":"job_started"', b'"event":"finished"')]
     return next((name for name in reversed(named) if isinstance(name, str)), None)
-
-
-def _events(path: Path, job: str | None) -> Iterator[Event]:
-    """The good lines, of one job where it is named. Raises StateError, NotPermittedError."""
-    mark = b"" if job is None else f'"job":"{job}"'.encode()
-    return (event for event in marked(path, mark) if job is None or event.get("job") == job)
 
 
 # --- what follows -------------------------------------------------------------------------------------------
@@ -131,7 +126,7 @@ def collect(found: Ledgered, options: Mapping[str, str]) -> Job:
         space=space,
         windows=tuple(windows),
         points=points,
-        front=_front(space, trials, result),
+        front=_front(space, trials, result, found.phase("known").get("earlier") or ()),
         settings=settings,
         marks=dict(started.get("workload_marks") or {}),
         command=command,
@@ -173,8 +168,7 @@ def _result(found: Ledgered) -> tuple[dict[str, Any], bool]:
     blank = JobResult(job=found.job)
     for name in ("board", "base_mode", "rail", "rail_coverage", "workload", "arrival", "grid_size", "seed"):
         setattr(blank, name, started.get(name))
-    search = next((event for event in found.events if event.get("phase") == "search"), {})
-    blank.latency_bound_s = search.get("bound_s")
+    blank.latency_bound_s = found.phase("search").get("bound_s")
     blank.reason_text = "the ledger holds no end of this job"
     blank.trials = len({(trial["index"], trial["policy"]) for trial in trials})
     blank.measurements = len(trials)
@@ -234,8 +228,11 @@ def _point(index: int, policy: str, same: Sequence[Trial], side: Mapping[str, An
     )
 
 
-def _front(space: Space | None, trials: Sequence[Trial], result: Mapping[str, Any]) -> Front | None:
-    """What the model makes of all valid windows under the policy that was searched; None: too few for it."""
+def _front(
+    space: Space | None, trials: Sequence[Trial], result: Mapping[str, Any], known: Sequence[Event]
+) -> Front | None:
+    """What the model makes of all valid windows under the policy that was searched, and of those `known` from earlier
+    jobs; None: too few for it."""
     if space is None or not 1 < len(space) <= _MOST_CANDIDATES:
         return None
     policy = "locked" if result.get("clocks") == "locked" else "capped"
@@ -246,7 +243,8 @@ def _front(space: Space | None, trials: Sequence[Trial], result: Mapping[str, An
     cut = [trial.index for trial in told if trial.cut and trial.infeasible is Infeasible.LATENCY]
     bound_s, seed = result.get("latency_bound_s"), int(result.get("seed") or 0)
     try:
-        return front_of(space, windows, seed=seed, cut=cut, bound_s=bound_s)
+        earlier = decode_earlier(known, len(space))
+        return front_of(space, windows, earlier=earlier, seed=seed, cut=cut, bound_s=bound_s)
     except (JouletuneError, ArithmeticError, ValueError) as error:  # a prediction is no part that a page needs
         log.warning("the model says nothing of this job: %s", error)
         return None

@@ -118,10 +118,17 @@ def reproduce(job: Job) -> Piece:
         ("seed", told(result, "seed", str(result.get("seed")))),
         ("windows", _counts(job)),
         ("took", join(told(result, "duration_s", span(result.get("duration_s"))), ", disturbed ", _disturbed(job))),
+        ("known before", _known_text(int(result.get("earlier_measurements") or 0))),
         ("versions", versions),
         *((f"workload: {name}", value) for name, value in job.marks.items()),
     ]
     return join(_command(job), rows([pair for pair in facts if pair[1]]), _settings(job))
+
+
+def _known_text(earlier: int) -> str:
+    if not earlier:
+        return ""
+    return f"{counted(earlier, 'window')} of earlier jobs steered the search; with --fresh, or a fresh state, none does"
 
 
 def _word(job: Job, name: str) -> Piece:

@@ -32,6 +32,7 @@ _RC: dict[str, Any] = {
     "axes.unicode_minus": True,
     "hatch.linewidth": 0.6,
     "path.simplify": False,
+    "text.parse_math": False,  # the name of an engine may have two dollars
     "figure.constrained_layout.use": True,
 }
 

@@ -34,6 +34,7 @@ def maps(job: Job, figures: Mapping[str, Markup]) -> Piece:
     marks += [("slow", "tried, breaks a limit")] if any(not point.feasible for point in job.points) else []
     marks += [("slow-predicted", "predicted to break the bound")] if job.front and job.bound_s is not None else []
     marks += [("reference", job.role_title("reference"))]
+    marks += [("incumbent", job.role_title("incumbent"))] if "incumbent" in job.roles().values() else []
     marks += [("winner", job.role_title(name))] if (name := job.shown()) else []
     key = element("ul", *(element("li", element("i", class_=mark), word) for mark, word in marks), class_="key")
     return join(
@@ -53,9 +54,11 @@ def _objective_text(job: Job) -> str:
 def _model_text(job: Job) -> str:
     if not job.front:
         return "measured; too little was measured for a model to say anything of the rest."
+    earlier = int(job.result.get("earlier_measurements") or 0)
+    known = f" and {earlier} of earlier jobs" if earlier else ""
     steered = "which also proposed the windows" if job.sampler == "joule" else f"though {job.sampler} chose the windows"
     return (
-        f"where measured; elsewhere the middle of what the model of jouletune believes after all valid windows, "
+        f"where measured; elsewhere the middle of what the model of jouletune believes after all valid windows{known}, "
         f"{steered}. A prediction is no measurement, and nothing is put in force by one."
     )
 

@@ -183,9 +183,9 @@ class Job:
         """What a side is called."""
         words = {
             "reference": "first variant" if self.is_fixed else f"own mode ({self.result.get('base_mode') or NO_MODE})",
-            "incumbent": "in force before",
+            "incumbent": "in force before" if self.result.get("applied") else "in force",
             "winner": "to deploy" if self.is_fixed else "winner",
-            "best_seen": "best seen",
+            "best_seen": "best other",
         }
         return words[role]
 

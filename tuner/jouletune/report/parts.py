@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jouletune.report.facts import Job
+from jouletune.report.facts import Job, same_arm
 from jouletune.report.markup import Markup, Piece, element, join, table, told
 from jouletune.report.sentence import errors, sides_shown
 from jouletune.report.words import NONE, counted, megahertz, percent, quantity, signed_percent, span
@@ -15,26 +15,33 @@ _NO_SUMS = "Without an end there are no sums over a mode’s windows; each windo
 
 
 def cards(job: Job) -> Piece:
-    """The numbers that everybody wants first."""
-    name, result = job.shown() or "reference", job.result
-    side, home = job.side(name), job.side("reference")
+    """The numbers that everybody wants first: of the winner, else of what stays in force."""
+    result, home = job.result, job.side("reference")
+    name = next((one for one in ("winner", "incumbent", "reference") if job.side(one) is not None), "reference")
+    side = job.side(name)
     if side is None or home is None:
         return None
-    is_other = name != "reference"
-    before = join("before: ", told(result, "reference.energy_j", quantity(home["energy_j"], "J"))) if is_other else ""
-    watts = join("before: ", told(result, "reference.power_w", quantity(home["power_w"], "W"))) if is_other else ""
-    bound = (
-        "no bound asked for"
-        if job.bound_s is None
-        else join("bound: ", told(result, "latency_bound_s", quantity(job.bound_s, "s")))
-    )
+    is_other = not same_arm(side, home)
+
+    def beside(key: str, unit: str) -> Piece:
+        if not is_other:
+            return None
+        return join(f"{job.role_title('reference')}: ", told(result, f"reference.{key}", quantity(home[key], unit)))
+
+    bound = None if job.bound_s is None else told(result, "latency_bound_s", quantity(job.bound_s, "s"))
     windows = told(result, "measurements", counted(int(result["measurements"]), "window"))
     tried = told(result, "trials", str(result["trials"]))
     of = join(windows, " on ", tried, " of ", told(result, "grid_size", str(result["grid_size"])))
-    made = [
-        (f"energy per {job.noun}", f"{name}.energy_j", quantity(side["energy_j"], "J"), before),
-        (f"latency {job.percentile}", f"{name}.latency_s", quantity(side["latency_s"], "s"), bound),
-        ("power at this load", f"{name}.power_w", quantity(side["power_w"], "W"), watts),
+    whose = "" if not is_other else f", {'in force' if name == 'incumbent' else job.role_title(name)}"
+    made: list[tuple[str, str, str, Piece]] = [
+        (f"energy per {job.noun}{whose}", f"{name}.energy_j", quantity(side["energy_j"], "J"), beside("energy_j", "J")),
+        (
+            f"latency {job.percentile}",
+            f"{name}.latency_s",
+            quantity(side["latency_s"], "s"),
+            join("bound: ", bound or "none"),
+        ),
+        ("power at this load", f"{name}.power_w", quantity(side["power_w"], "W"), beside("power_w", "W")),
         ("the board was disturbed", "disturbed_s", span(result.get("disturbed_s")), of),
     ]
     return element("div", *(_card(job, *one) for one in made), class_="cards")

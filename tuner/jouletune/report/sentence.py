@@ -57,6 +57,8 @@ def decision(job: Job) -> Markup:
     if reason:
         parts += [element("q", told(result, "reason.text", reason)), " "]
     parts += [_best_seen(job), " "]
+    if result.get("applied") and result["outcome"] == "no_feasible":
+        parts.append("What was in force before broke a limit, too, and gave way to the board’s own mode.")
     parts += [_AS_FOUND if not result.get("applied") and result["outcome"] != "board_fault" else ""]
     return join(*parts)
 

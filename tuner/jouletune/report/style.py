@@ -40,6 +40,7 @@ svg{display:block;width:100%;height:auto}
 .key .slow::after{content:"×";position:absolute;right:.1em;top:0;line-height:.8;color:#fff;font-weight:700;
 font-style:normal}
 .key .reference{outline:3px solid var(--reference);outline-offset:-2px;background:none}
+.key .incumbent{outline:3px solid var(--incumbent);outline-offset:-2px;background:none}
 .key .winner{outline:3px solid var(--winner);outline-offset:-2px;background:none}
 .key .scale{width:7rem;background:linear-gradient(to right,#00224e,#35456c,#666970,#948e77,#c8b866,#fee838)}
 .narrow{display:none}
