@@ -405,8 +405,9 @@ def test_json_holds_every_key_of_the_contract(bench: Bench) -> None:
             "disturbed_s",
             "idle_power_w",
         ),
-        *("latency_percentile", "latency_bound_s", "max_power_w", "applied", "reference", "incumbent", "winner"),
-        *("best_seen", "saving_ratio", "saving_interval", "seed", "warnings", "versions"),
+        *("latency_percentile", "latency_bound_s", "objective", "max_power_w", "risk", "applied"),
+        *("reference", "incumbent", "winner", "best_seen", "saving_ratio", "saving_interval"),
+        *("gain_ratio", "gain_interval", "seed", "warnings", "versions"),
     ]
     side = ["mode", "variant", "policy", "energy_j", "energy_se_j", "latency_s", "latency_upper_s", "latency_samples"]
     side += ["power_w", "throughput_hz", "windows"]

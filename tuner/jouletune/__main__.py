@@ -108,7 +108,7 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
     )
     replay.add_argument("--objective", choices=[each.value for each in Objective], default=Objective.ENERGY.value)
     replay.add_argument("--max-power-w", type=_positive, metavar="W", help="the most that the mean power may be")
-    replay.add_argument("--risk", type=_size, metavar="P", help="start no row that more likely breaks a limit")
+    replay.add_argument("--risk", type=_size, metavar="P", help="start no row that more likely breaks the bound")
     replay.add_argument("--json", action="store_true", help="each search, as one object")
 
 

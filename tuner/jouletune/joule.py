@@ -57,6 +57,7 @@ class View:
     gain: Array  # of one more window, by candidate; where nothing passes yet, the probability that it would
     doubtful: tuple[int, ...]  # measured once, not believed, and the best of all if it were true
     feasible: Array  # probability, by candidate
+    within: Array  # probability of a latency within the bound alone, which is what a risk is of
     better: float
 
     @property
@@ -107,7 +108,7 @@ class JouleSampler(CandidateSampler):
 
     def _safe(self, view: View) -> NDArray[np.bool_]:
         """What may be started as far as the risk goes."""
-        safe = view.feasible >= 1.0 - (1.0 if self.question.risk is None else self.question.risk)
+        safe = view.within >= 1.0 - (1.0 if self.question.risk is None else self.question.risk)
         safe[list(self.start)] = True
         return safe
 
@@ -128,7 +129,7 @@ class JouleSampler(CandidateSampler):
         open_, safe = self._allowed(tried, view), self._safe(view)
         allowed = open_ & safe
         gain = float(view.gain[allowed].max()) if allowed.any() and view.choice is not None else 0.0
-        barred = frozenset(int(index) for index in np.flatnonzero(open_ & ~safe)) - tried.keys()
+        barred = {int(i): float(view.within[i]) for i in np.flatnonzero(open_ & ~safe) if i not in tried}
         return Outlook(gain, view.better, dict(enumerate(map(float, view.feasible))), barred)
 
     def beliefs(self, study: Study) -> Mapping[int, Belief] | None:
@@ -220,14 +221,17 @@ def judge(mixture: Mixture, seen: Standings, question: Question, errors: tuple[f
     ]
     ranked = tuple(sorted(passing, key=lambda index: cost.middle()[index]))
     passes = _would_pass(mixture, bound, bound_se, errors[LATENCY]) * _under(power, errors[ENERGY])
-    feasible = _chance(mixture, bound, bound_se) * _under(power, 0.0)
+    within = _chance(mixture, bound, bound_se)
+    feasible = within * _under(power, 0.0)
     for index, standing in seen.items():
+        if standing.cut:
+            within[:, index] = 0.0
         if standing.cut or _is_barred(standing, question.bound_s):
             passes[:, index] = feasible[:, index] = 0.0
     if not ranked:
         gain = passes.mean(axis=0)
         better = float(feasible.mean(axis=0).max())
-        return View(mixture, bound, ranked, gain, (), feasible.mean(axis=0), better)
+        return View(mixture, bound, ranked, gain, (), feasible.mean(axis=0), within.mean(axis=0), better)
     gain = _gain(cost, ranked, passes, question.objective.se_ratio(errors[ENERGY], errors[LATENCY]))
     if bound is not None and bound_se > 0.0:
         home = mixture.reference
@@ -239,6 +243,7 @@ def judge(mixture: Mixture, seen: Standings, question: Question, errors: tuple[f
         gain,
         _doubtful(cost, seen, question, ranked[0]),
         feasible.mean(axis=0),
+        within.mean(axis=0),
         _better(cost, ranked[0], feasible, _CLEARLY),
     )
 

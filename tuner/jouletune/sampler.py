@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from optuna.distributions import BaseDistribution, IntDistribution
@@ -31,8 +31,8 @@ class Question:
     there will be in all; None: not known. `min_gain`: the least saving that would be applied, which says when
     looking on is not worth a window; 0: whatever can be had. `earlier`: windows of earlier jobs, a prior for samplers
     with a model. `max_power_w`: the most that the mean power may be, with the `rate_hz` at which requests arrive (None:
-    back to back), from which a model knows power. `risk`: no candidate is started that breaks a limit with more
-    probability, the reference and the incumbent apart; None: any, and all that a sampler without a model can do.
+    back to back), from which a model knows power. `risk`: no candidate is started that breaks the latency bound with
+    more probability, the reference and the incumbent apart; None: any, and all that a sampler without a model can do.
     """
 
     bound_s: float | None
@@ -54,13 +54,13 @@ class Outlook:
 
     `probability_better_exists`: that a feasible candidate costs clearly less than the one it would choose.
     `probability_feasible`: of each candidate. `barred`: the candidates that may not be started because of the risk
-    alone.
+    alone, by the probability of a latency within the bound.
     """
 
     expected_gain: float
     probability_better_exists: float
     probability_feasible: Mapping[int, float]
-    barred: frozenset[int] = frozenset()
+    barred: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,8 +116,8 @@ class Actuator:
 
     # --- apply ------------------------------------------------------------------------------------------
 
-    def apply(self, mode: PowerMode, policy: ClocksPolicy) -> None:
-        """Put `mode` in force under `policy` and verify it.
+    def apply(self, mode: PowerMode, policy: ClocksPolicy, *, is_probe: bool = False) -> None:
+        """Put `mode` in force under `policy` and verify it. A probe of what is in force anyway is no news.
 
         Raises ApplyError (`code` prompt, chroot, mask_differs, apply_failed; `mismatches` where knobs were seen wrong),
         ToolAbsentError, StuckError (then nothing more was written), NotPermittedError.
@@ -127,7 +127,13 @@ class Actuator:
             raise NotPermittedError("applying a power mode needs root", hint="run it with sudo")
         if not is_mask_unchanged(self.host.sysfs, self.board):
             raise self._mask_error("before anything was written")
-        log.info("apply %s, %s, by %s", mode_name(target.mode), policy.value, self.method.value)
+        log.log(
+            logging.DEBUG if is_probe else logging.INFO,
+            "apply %s, %s, by %s",
+            mode_name(target.mode),
+            policy.value,
+            self.method.value,
+        )
         try:
             self._steps(target)
         except SysfsError as error:
@@ -275,7 +281,7 @@ def probe_method(host: Host, board: Board, home: Knobs, wanted: str) -> tuple[Me
     if wanted == Method.SYSFS.value:
         return Method.SYSFS, ""
     try:
-        Actuator(host, board, home, Method.NVPMODEL).apply(board.reference, ClocksPolicy.CAPPED)
+        Actuator(host, board, home, Method.NVPMODEL).apply(board.reference, ClocksPolicy.CAPPED, is_probe=True)
     except ToolAbsentError as error:
         failure, code = str(error), "tool_absent"
         if wanted == Method.NVPMODEL.value:

@@ -29,6 +29,7 @@ KEYS = {
     "max_power_w": "target.max_power_w",
     "objective": "target.objective",
     "min_gain": "target.min_gain",
+    "risk": "job.risk",
     "budget": "job.budget",
     "sampler": "job.sampler",
     "max_duration_s": "job.max_duration_s",
@@ -42,7 +43,8 @@ KEYS = {
 # Verbs that go with a board's options, with them already perhaps; and those that do not.
 _TYPED = re.compile(
     r"(?<![\w./-])jouled (?:(tune|modes|verify|doctor|report|front|restore|forget|apply|rollback|virtual reboot|"
-    r"status|watch|retune|cancel|history|pause)\b( --(?:virtual|table|socket)\b)?|(install|uninstall|check-config|run)\b)"
+    r"status|watch|retune|cancel|history|pause)\b( --(?:virtual|table|socket)\b)?|"
+    r"(install|uninstall|check-config|run)\b)"
 )
 
 
@@ -141,7 +143,11 @@ def _tune(verbs: Any) -> None:
     bound.add_argument("--no-latency-bound", action="store_true", default=None, help="energy alone counts")
     target.add_argument("--latency-percentile", metavar="P", type=float, help="default 95")
     target.add_argument("--max-power-w", metavar="W", type=float, help="mean of the total rail")
-    target.add_argument("--objective", choices=("energy",), help="others come later")
+    target.add_argument(
+        "--objective",
+        choices=("energy", "energy_delay", "throughput"),
+        help="what is minimised: joules (default), joules x seconds, or the time per inference under --max-power-w",
+    )
     target.add_argument("--min-gain", metavar="G", type=float, help="smallest saving worth a change (default 0.02)")
     _job_options(parser)
     _told_while_it_runs(parser)
@@ -163,6 +169,9 @@ def _job_options(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--budget", metavar="N", type=int, help="windows before the finals (default 15)")
     samplers = ("joule", "descent", "tpe", "random", "grid")
     job.add_argument("--sampler", choices=samplers, help="how the next one is chosen (default descent)")
+    job.add_argument(
+        "--risk", metavar="P", type=float, help="start no mode that breaks the bound more likely, e.g. 0.05; joule only"
+    )
     job.add_argument("--grid", metavar="ExGxC", help="points of EMC x GPU x CPU, e.g. 3x8x4; or full")
     job.add_argument(
         "--clocks", choices=("capped", "locked", "both"), help="caps alone (default), or pinned by jetson_clocks"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 from jouled.job.result import JobResult, Side
+from jouletune.objective import Objective
 from jouletune.space import PowerMode, Variant
 
 WIDTH = 79
@@ -113,13 +114,21 @@ def _column(side: Side, result: JobResult) -> list[str]:
         f"{variant.batch}",
         f"{variant.instances}",
         f"{quantity(side.energy_j, 'J')} {_half_width(side)}",
-        f"{side.power_w:.1f} W",
+        f"{side.power_w:.1f} W{_over(side.power_w, result.max_power_w)}",
+        "none" if result.max_power_w is None else f"{result.max_power_w:g} W",
         quantity(side.latency_s, "s"),
         quantity(side.latency_upper_s, "s") + _judged(side.latency_upper_s, bound),
         "none" if bound is None else quantity(bound, "s"),
         _headroom(side.latency_upper_s, bound),
         f"{side.throughput_hz:.1f} /s",
+        quantity(side.cost(Objective.ENERGY_DELAY), "J s") if result.objective == Objective.ENERGY_DELAY else "-",
     ]
+
+
+def _over(power_w: float, limit_w: float | None) -> str:
+    if limit_w is None:
+        return ""
+    return ", kept" if power_w <= limit_w else ", too much"
 
 
 def _judged(upper_s: float, bound_s: float | None) -> str:
@@ -149,11 +158,13 @@ def _labels(result: JobResult) -> list[str]:
         "instances",
         f"energy per {result.inference_name}",
         "power at this load",
+        "  limit",
         f"latency {percentile}",
         "  upper limit",
         "  bound",
         "  headroom",
         f"{result.inference_name}s",
+        f"energy x latency per {result.inference_name}",
     ]
 
 
@@ -189,6 +200,8 @@ def _is_told(row: list[str], result: JobResult) -> bool:
     label, cells = row[0], set(row[1:])
     if label in VARIANT_AXES:
         return len(cells) > 1 or (result.method == FIXED and cells != {"-"})
+    if label.strip() == "limit" and cells == {"none"}:
+        return False
     return cells != {"-"} and not (label == "clocks" and result.base_mode == FIXED)
 
 
@@ -197,13 +210,33 @@ def _headline(result: JobResult) -> str:
         low, high = result.saving_interval
         if result.winner is not None and result.winner == result.reference:
             return "tuned: back to the board's own mode, since what was in force broke a limit"
-        less = "less" if result.saving_ratio >= 0 else "more"
+        less = _less(result.saving_ratio, "energy")
         return (
-            f"tuned: {percent(abs(result.saving_ratio))} {less} energy per {result.inference_name} "
+            f"tuned: {_of_objective(result)}{less} per {result.inference_name} "
             f"than {'the first variant' if result.method == FIXED else 'before'} "
-            f"(95 %: {percent(low)} to {percent(high)})"
+            f"({_span(low, high)})"
         )
     return f"{result.outcome}: {result.reason_text}"
+
+
+def _less(ratio: float, noun: str) -> str:
+    return f"{percent(abs(ratio))} {'less' if ratio >= 0 else 'more'} {noun}"
+
+
+def _of_objective(result: JobResult) -> str:
+    """What was asked to be least comes before what it does to the energy."""
+    objective = Objective(result.objective or Objective.ENERGY)
+    if objective is Objective.ENERGY or result.gain_ratio is None or result.gain_interval is None:
+        return ""
+    low, high = result.gain_interval
+    return f"{_less(result.gain_ratio, objective.noun)} ({_span(low, high)}) and "
+
+
+def _span(low: float, high: float) -> str:
+    """Of a saving; where it is none, of what is more."""
+    if low + high < 0.0:
+        low, high = -high, -low
+    return f"95 %: {percent(low)} to {percent(high)}"
 
 
 def _changes(result: JobResult) -> list[str]:

@@ -33,6 +33,7 @@ def tune(arguments: argparse.Namespace) -> int:
         arrival = arrival_of(arguments, site.config)
         request = site.request(arrival, seed=arguments.seed or 0, dry_run=arguments.dry_run)
         request.check()
+        request.check_arrival(arrival)
         if arguments.export is not None:
             check_export(arguments.export, request, arrival, table=arguments.table)
         if not site.fixed:

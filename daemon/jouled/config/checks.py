@@ -124,6 +124,9 @@ def _job(config: Config) -> Iterator[Conflict]:
     if job.max_duration_s <= job.watch_s + 60:
         text = f"wanted more than job.watch_s + 60 s ({job.watch_s + 60} s), got {job.max_duration_s} s"
         yield Conflict(("job.max_duration_s", "job.watch_s"), f"{text}; a job needs about 1800 s")
+    if job.risk is not None and job.sampler != "joule":
+        text = f"only a sampler with a model knows the risk of what it has not measured, got {shown(job.sampler)}"
+        yield Conflict(("job.risk", "job.sampler"), f'{text}; set job.sampler = "joule"')
     own = [unit for unit in job.stop_units if unit in _OWN_UNITS]
     if own:
         yield Conflict(("job.stop_units",), f"{own[0]} would stop the job itself; leave it out")

@@ -156,6 +156,7 @@ class JobTable:
     sampler: Sampler = _key(choice(get_args(Sampler)), "descent")
     budget: int = _key(integer(2, 10_000, "windows"), 15)
     max_duration_s: float = _key(number(60, 604_800, "s"), 1800.0)
+    risk: float | None = _key(optional(number(0.001, 0.5, "(0.05 = 5 %)")), None)
     settle_min_s: float = _key(number(0, 60, "s"), 10.0)
     settle_max_s: float = _key(number(0, 600, "s"), 60.0)
     pilot_s: float = _key(number(1, 60, "s"), 10.0)

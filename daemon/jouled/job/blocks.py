@@ -60,5 +60,8 @@ def _tell(finals: Finals, number: int, trial: Trial) -> None:
             over_bound=window.over_bound,
             design=window.latency_design,
             loss=None if other is None else Loss(other.value),
+            log_latency=math.log(window.latency_s),
+            latency_se_ratio=window.latency_se_s / window.latency_s,
+            log_throughput=math.log(window.throughput_hz),
         ),
     )

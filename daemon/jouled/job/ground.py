@@ -27,6 +27,8 @@ from jouled.job.cancel import Cancellation
 from jouled.job.request import Request
 from jouletune.space import Candidate, PowerMode, Space
 
+MOST_SCORED = 2000
+_FEW_MODES = 48
 LEAST_AVERAGINGS = 32  # at least 8 batches of 4 averages
 _BUSY_LOAD = 0.05
 _LOOKS = 5
@@ -75,7 +77,10 @@ def survey(host: Host, request: Request) -> Ground:
     marks = fingerprint(board, config.board.external_w)
     applied = winner_in_force(host, marks)
     found = read_knobs(host.sysfs, board.domains)
-    space = _without_quarantined(host, request.make_space(board), marks)
+    space = request.make_space(board)
+    check_size(space, config.job.sampler)
+    thinned = _thinned(config, space)
+    space = _without_quarantined(host, space, marks)
     space, incumbent = _with_incumbent(space, applied)
     opened = open_meter(host, request, board)  # last: from here on it must be closed
     return Ground(
@@ -93,7 +98,32 @@ def survey(host: Host, request: Request) -> Ground:
         incumbent=incumbent,
         applied=applied,
         versions={"l4t": board.identity.l4t or "unknown"},
-        warnings=(*board.warnings, *opened.warnings),
+        warnings=(*board.warnings, *thinned, *opened.warnings),
+    )
+
+
+def check_size(space: Space, sampler: str) -> None:
+    """Raise ConfigError for more candidates than the sampler scores in a second and 400 MB."""
+    if sampler != "joule" or len(space) <= MOST_SCORED:
+        return
+    product = " x ".join(f"{len(axis.values)} {axis.name.removesuffix('_hz')}" for axis in space.axes)
+    raise ConfigError(
+        f"grid: the joule sampler scores each candidate and takes {MOST_SCORED} at most, got {len(space)} ({product})",
+        hint="lower grid.size (or shape), shorten the lists of clocks, engines, batches or instances, or set sampler = "
+        '"descent"',
+    )
+
+
+def _thinned(config: Config, space: Space) -> tuple[str, ...]:
+    """Variants share the candidates of grid.size with the power modes: where that leaves few of these, say so."""
+    variants = len({candidate.variant for candidate in space.candidates})
+    modes = len({candidate.mode for candidate in space.candidates})
+    size = config.grid.size
+    if variants == 1 or size == "full" or modes >= _FEW_MODES or config.grid.shape is not None:
+        return ()
+    return (
+        f"{variants} variants leave {modes} power modes of grid.size = {size}; as many as without variants: "
+        f"grid.size = {size * variants}",
     )
 
 

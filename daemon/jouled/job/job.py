@@ -32,12 +32,13 @@ from jouled.job.ending import Stopped
 from jouled.job.events import Event, Events, Sink, finite
 from jouled.job.fixed import FixedCustody, HeldError
 from jouled.job.ground import Ground, check_gpu_is_free, check_locking
-from jouled.job.measuring import Measurer, Taken
+from jouled.job.measuring import Measurer
 from jouled.job.modes import Modes
+from jouled.job.recorder import Recorder
 from jouled.job.request import BUILD_S, Request
 from jouled.job.result import JobResult
-from jouled.job.samples import Samples, coarse_power
-from jouled.job.studies import rebuild_missing, space_record, study_name
+from jouled.job.samples import Samples
+from jouled.job.studies import open_search, rebuild_missing, space_record, study_name
 from jouled.job.summary import (
     announcement,
     describe_ground,
@@ -58,12 +59,10 @@ from jouled.workload.runner import Runner
 from jouletune.decision import Decision, Outcome, ReasonCode, stopped
 from jouletune.errors import JouletuneError
 from jouletune.search import Search
-from jouletune.trial import Trial
 
 log = logging.getLogger(__name__)
 
 _IDLE_STEPS = 10  # seconds
-_COUNTER_RATIO = 0.02
 
 
 def run_job(
@@ -82,6 +81,7 @@ def run_job(
     Raises ConfigError, NotPermittedError, StateError and RestoreError; every other ending is an outcome.
     """
     request.check()
+    request.check_arrival(runner.arrival)
     if not host.privileged and not request.fixed:
         raise NotPermittedError("tuning writes power modes and needs root", hint="sudo jouled tune …")
     return Job(host, request, runner, cancellation, sinks, job=job or uuid.uuid4().hex[:12], who=who).run()
@@ -111,13 +111,12 @@ class Job:
         self._ledger = Ledger(host.state_dir)
         self._events = Events(host.clock, self._id, [self._keep, *sinks])
         self._trials: Trials | None = None
-        self._doubts_counter = False
-        is_kept = self._config.job.keep_samples
-        self._samples = Samples(host.state_dir, job, self._config.store.keep_jobs) if is_kept else None
         self._meter: Meter | None = None
         self._marks: dict[str, str] = {}
         self._started: dict[str, Any] = {}
         self.result = JobResult(job=self._id)
+        samples = Samples(host.state_dir, job, self._config.store.keep_jobs) if self._config.job.keep_samples else None
+        self._recorder = Recorder(self._events, self.result, samples, self._warn)
         charge = Charge(host, request, runner, self._events, self._warn, job, who)
         self._custody: Custody = FixedCustody(charge) if request.fixed else BoardCustody(charge)
 
@@ -246,16 +245,15 @@ class Job:
                 self._warn(f"the study database lacked {made} earlier jobs; they were told again from the ledger")
 
             known, incumbent = self._known(ground)
+            rate_hz = self._runner.arrival.mean_rate_hz
 
             def make_search(bound_s: float | None) -> Search:
-                return Search(
+                return open_search(
+                    self._request,
                     ground.space,
-                    sampler=self._config.job.sampler,
                     bound_s=bound_s,
-                    seed=self._request.seed,
+                    rate_hz=rate_hz,
                     incumbent=incumbent,
-                    budget=self._config.job.budget,
-                    min_gain=self._config.target.min_gain,
                     earlier=known.windows,
                     storage=storage,
                     study_name=study_name(self._id),
@@ -265,7 +263,7 @@ class Job:
                 self._request,
                 trials,
                 ground.incumbent,
-                rate_hz=self._runner.arrival.mean_rate_hz,
+                rate_hz=rate_hz,
                 events=self._events,
                 elapsed_s=self._elapsed_s,
                 make_search=make_search,
@@ -316,38 +314,10 @@ class Job:
             measurer,
             self._runner,
             percentile=self._config.target.latency_percentile,
-            record=self._record,
+            record=self._recorder.keep,
             on_applied=lambda index, policy: self._events.emit("mode_applied", index=index, policy=policy.value),
             warn=self._warn,
         )
-
-    def _record(self, trial: Trial, taken: Taken | None) -> None:
-        seen: dict[str, object] = {} if taken is None else {"temperature_c": taken.temperature_c}
-        ratio = None if taken is None else taken.counter_ratio
-        if ratio is not None:
-            seen["counter_ratio"] = ratio
-        if taken is not None and (power := coarse_power(trial, taken)) is not None:
-            seen["power_trace"] = power
-        self._events.emit("trial", trial=trial.to_dict(), **seen)
-        if taken is not None:
-            self._keep_samples(trial, taken)
-        if ratio is not None and abs(ratio - 1.0) > _COUNTER_RATIO and not self._doubts_counter:
-            self._doubts_counter = True
-            self._warn(
-                f"window {trial.number}: the energy counter differs by {100 * (ratio - 1.0):+.1f} % from the"
-                " integrated power; energies are the counter's"
-            )
-
-    def _keep_samples(self, trial: Trial, taken: Taken) -> None:
-        """A job whose samples cannot be kept goes on without."""
-        if self._samples is None:
-            return
-        try:
-            self._samples.keep(trial, taken)
-            self.result.samples = str(self._samples.folder)
-        except OSError as error:
-            self._samples = None
-            self._warn(f"samples are not kept from window {trial.number} on: {error.strerror}: {error.filename}")
 
     def _progress(self, phase: str, now_s: float, duration_s: float, seen: Mapping[str, Any] = {}, /) -> None:
         self._events.emit("progress", phase=phase, elapsed_s=now_s - self._began_s, stretch_s=duration_s, **seen)

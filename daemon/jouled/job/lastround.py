@@ -33,7 +33,7 @@ class Finding:
 
 
 class LastRound:
-    """What follows a search. `has_time` says whether one more window of an arm fits."""
+    """What follows a search. `has_time` says whether one more window of an arm fits; `barred`, what was too risky."""
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class LastRound:
         *,
         bound_s: float | None,
         words: Words,
+        barred: str,
         has_time: Callable[[Arm], bool],
     ) -> None:
         self._config = request.config
@@ -54,6 +55,7 @@ class LastRound:
         self._events = events
         self._bound_s = bound_s
         self._words = words
+        self._barred = barred
         self._has_time = has_time
         self._policy = request.searched_policy
 
@@ -95,11 +97,12 @@ class LastRound:
             between_ratio=between.ratio,
             between_dof=between.dof,
             max_windows=windows,
+            objective=self._request.objective,
         )
         return arms, finals
 
     def _best(self, search: Search) -> list[int]:
-        """Those measured under the policy that is searched, the least energy first; the reference never is locked."""
+        """Those measured under the policy that is searched, the least cost first; the reference never is locked."""
         policy = self._policy.value
         return [index for index in search.best(len(self._space)) if self._trials.account.valid(index, policy)]
 
@@ -120,15 +123,18 @@ class LastRound:
             return None
         loss = self._loss_of(self._incumbent)
         if loss is None:
-            return stopped(Outcome.NO_GAIN, ended, "no other feasible candidate was found")
+            return stopped(Outcome.NO_GAIN, ended, self._with_barred("no other feasible candidate was found"))
         if self._incumbent != self._reference and self._loss_of(self._reference) is None:
             text = f"what was in force is infeasible ({loss.value}); the board's own mode is not, and replaces it"
             decision = stopped(Outcome.TUNED, ended, text)
             return replace(decision, winner=finals.reference, best=finals.reference)
         codes = {"max_power": ReasonCode.MAX_POWER, "rate_not_reached": ReasonCode.RATE_NOT_REACHED}
         text = f"neither {self._words.incumbent} ({loss.value}) nor any candidate tried keeps the limits"
-        decision = stopped(Outcome.NO_FEASIBLE, codes.get(loss.value, ended), text)
+        decision = stopped(Outcome.NO_FEASIBLE, codes.get(loss.value, ended), self._with_barred(text))
         return replace(decision, use_reference=self._incumbent != self._reference)
+
+    def _with_barred(self, text: str) -> str:
+        return "; ".join(filter(None, (text, self._barred)))
 
     def _loss_of(self, arm: Arm) -> Infeasible | None:
         """The limit that it is shown to break; one that it merely might break is none."""

@@ -13,6 +13,8 @@ from jouled.config import Config
 from jouled.errors import ConfigError
 from jouled.job.blocks import Arm
 from jouled.job.measuring import COUNTERS_S, MeasuringSettings
+from jouled.workload.runner import Arrival
+from jouletune.objective import Objective
 from jouletune.space import Space, Variant
 
 REFERENCE_EVERY = 6
@@ -63,15 +65,24 @@ class Request:
                 "no bound: wanted one of --latency-bound-s, --latency-bound-ratio, --no-latency-bound, got none",
                 hint="for example --latency-bound-ratio 1.2: at most 1.2 x the latency of the board's own mode",
             )
-        wanted = (
-            ("target.objective", target.objective, "energy"),
-            ("job.guard", job.guard, ()),
-        )
-        for key, got, only in wanted:
-            if got != only:
-                raise ConfigError(f"{key}: not in this version yet, got {got!r}", hint=f"leave {key} out")
+        if job.guard:
+            raise ConfigError(f"job.guard: not in this version yet, got {job.guard!r}", hint="leave job.guard out")
         if self.fixed:
             self._check_fixed()
+
+    def check_arrival(self, arrival: Arrival) -> None:
+        """Raises ConfigError where requests come in a way that leaves nothing to choose."""
+        if self.objective is Objective.THROUGHPUT and arrival.mean_rate_hz is not None:
+            raise ConfigError(
+                f"target.objective = 'throughput': wanted requests back to back, got {arrival}: every mode that keeps "
+                "up has the same throughput",
+                hint='set arrival = "back_to_back" (leave --rate-hz out), or another objective',
+            )
+
+    @property
+    def objective(self) -> Objective:
+        """What is minimised."""
+        return Objective(self.config.target.objective)
 
     def _check_fixed(self) -> None:
         """What writes to the board, or could not be undone without a snapshot, does not go with fixed mode."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jouletune.objective import Objective
 from jouletune.space import Candidate
 
 SCHEMA = 1
@@ -40,6 +41,10 @@ class Side:
     power_w: float
     throughput_hz: float
     windows: int
+
+    def cost(self, objective: Objective) -> float:
+        """What is minimised."""
+        return objective.cost(self.energy_j, self.latency_s, self.throughput_hz)
 
     def as_json(self) -> dict[str, Any]:
         """The object of the contract."""
@@ -95,7 +100,9 @@ class JobResult:
     idle_power_w: float | None = None
     latency_percentile: float | None = None
     latency_bound_s: float | None = None
+    objective: str | None = None
     max_power_w: float | None = None
+    risk: float | None = None
     applied: bool = False
     reference: Side | None = None
     incumbent: Side | None = None
@@ -103,6 +110,8 @@ class JobResult:
     best_seen: Side | None = None
     saving_ratio: float | None = None
     saving_interval: tuple[float, float] | None = None
+    gain_ratio: float | None = None
+    gain_interval: tuple[float, float] | None = None
     seed: int | None = None
     warnings: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
@@ -138,11 +147,15 @@ class JobResult:
             "idle_power_w": self.idle_power_w,
             "latency_percentile": self.latency_percentile,
             "latency_bound_s": self.latency_bound_s,
+            "objective": self.objective,
             "max_power_w": self.max_power_w,
+            "risk": self.risk,
             "applied": self.applied,
             **{name: None if side is None else side.as_json() for name, side in found.items()},
             "saving_ratio": self.saving_ratio,
             "saving_interval": None if self.saving_interval is None else list(self.saving_interval),
+            "gain_ratio": self.gain_ratio,
+            "gain_interval": None if self.gain_interval is None else list(self.gain_interval),
             "seed": self.seed,
             "warnings": self.warnings,
             "versions": self.versions,
@@ -152,6 +165,7 @@ class JobResult:
         """What was decided could not be put in force: no winner, and no saving, stand."""
         self.winner = None
         self.saving_ratio = self.saving_interval = None
+        self.gain_ratio = self.gain_interval = None
 
     def exit_code(self, *, fail_on_no_gain: bool) -> int:
         """What the process ends with."""

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jouled.job.observation import observation_of
+from jouled.job.request import Request
 from jouled.study import rebuild_study
-from jouletune.earlier import decode_earlier
+from jouletune.earlier import Earlier, decode_earlier
 from jouletune.errors import JouletuneError
+from jouletune.objective import Objective
 from jouletune.search import Search
 from jouletune.space import Candidate, PowerMode, Space, Variant
 from jouletune.trial import Purpose, Trial
@@ -44,6 +46,37 @@ def space_of(record: Mapping[str, Any]) -> Space:
     return Space.of(candidates, int(record["reference"]))
 
 
+def open_search(
+    request: Request,
+    space: Space,
+    *,
+    bound_s: float | None,
+    rate_hz: float | None,
+    incumbent: int | None,
+    earlier: Sequence[Earlier],
+    storage: RDBStorage,
+    study_name: str,
+) -> Search:
+    """The search that `request` asks for. Raises SearchError."""
+    target, job = request.config.target, request.config.job
+    return Search(
+        space,
+        sampler=job.sampler,
+        bound_s=bound_s,
+        seed=request.seed,
+        incumbent=incumbent,
+        budget=job.budget,
+        min_gain=target.min_gain,
+        earlier=earlier,
+        objective=request.objective,
+        max_power_w=target.max_power_w,
+        rate_hz=rate_hz,
+        risk=job.risk,
+        storage=storage,
+        study_name=study_name,
+    )
+
+
 def rebuild_missing(storage: RDBStorage, events: Sequence[Mapping[str, Any]]) -> int:
     """Tell the studies of the youngest jobs again that `storage` lacks; how many there were."""
     from optuna.study import get_all_study_names
@@ -73,7 +106,8 @@ def _rebuild(storage: RDBStorage, started: Mapping[str, Any], events: Sequence[M
 
     def make_search(store: RDBStorage, name: str) -> Search:
         how: dict[str, Any] = {"sampler": started["sampler"], "seed": int(started["seed"]), "earlier": earlier}
-        return Search(space, bound_s=bound_s, storage=store, study_name=name, **how)
+        objective = Objective(started.get("objective", Objective.ENERGY))
+        return Search(space, bound_s=bound_s, objective=objective, storage=store, study_name=name, **how)
 
     rebuild_study(storage, study_name(str(started["job"])), make_search, told)
 

@@ -25,6 +25,7 @@ from jouled.job.trials import Trials
 from jouled.workload.runner import Arrival
 from jouletune.latency import percentile_bounds
 from jouletune.measurement import Measurement
+from jouletune.objective import Objective
 from jouletune.quantiles import combined_dof, student_quantile
 from jouletune.trial import Purpose, Trial
 
@@ -102,7 +103,9 @@ def describe_request(result: JobResult, request: Request, arrival: Arrival) -> N
     result.arrival = str(arrival)
     result.clocks = config.grid.clocks
     result.latency_percentile = config.target.latency_percentile
+    result.objective = request.objective.value
     result.max_power_w = config.target.max_power_w
+    result.risk = config.job.risk
     result.seed = request.seed
     result.versions = {"jouled": __version__, **{name: version(name) for name in ("optuna", "numpy", "scipy")}}
 
@@ -137,6 +140,7 @@ def announcement(request: Request, ground: Ground, arrival: str | None, wall_s: 
         "axes": {axis.name: axis.values for axis in ground.space.axes},
         "workload": request.workload,
         "arrival": arrival,
+        "objective": request.objective.value,
         "sampler": job.sampler,
         "budget": job.budget,
         "expected_s": request.expected_s(len(ground.space)),
@@ -171,14 +175,17 @@ def fill_sides(result: JobResult, trials: Trials, finding: Finding) -> None:
     result.best_seen = None if best is None else _side(trials, best)
     result.saving_ratio = decision.saving_ratio
     result.saving_interval = decision.saving_interval
+    result.gain_ratio = decision.gain_ratio
+    result.gain_interval = decision.gain_interval
 
 
 def fill_best(result: JobResult, trials: Trials) -> None:
-    """Where no decision was reached: the feasible candidate of least energy so far."""
+    """Where no decision was reached: the feasible candidate of least cost so far."""
     found = {(trial.index, trial.policy): trial for trial in trials.account.valid() if trial.infeasible is None}
     sides = [_side(trials, Arm(index, ClocksPolicy(policy))) for index, policy in found]
     known = [side for side in sides if side is not None]
-    result.best_seen = min(known, key=lambda side: side.energy_j, default=None)
+    objective = Objective(result.objective or Objective.ENERGY)
+    result.best_seen = min(known, key=lambda side: side.cost(objective), default=None)
 
 
 def fill_counts(result: JobResult, account: Account) -> None:

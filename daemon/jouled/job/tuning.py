@@ -46,6 +46,7 @@ class Tuning:
         self._reference = Yardstick(request.config, trials, events, rate_hz=rate_hz, warn=warn)
         held, arm = ("the first variant", "variant") if request.fixed else ("what is in force", "power mode")
         self._words = Words(held, arm, inference_name)
+        self._barred = ""
         trials.may_repeat = self._has_time_to_repeat
 
     def run(self) -> Finding:
@@ -64,6 +65,7 @@ class Tuning:
             self._events,
             bound_s=bound_s,
             words=self._words,
+            barred=self._barred,
             has_time=self._has_time_for,
         ).run(search, ended)
 
@@ -95,8 +97,21 @@ class Tuning:
                 continue
             index = search.ask()
             if index is None:
+                self._note_barred(search)
                 return ReasonCode.CONVERGED
             self._tell(search, self._trials.run(index, Purpose.SEARCH, self._request.searched_policy))
+
+    def _note_barred(self, search: Search) -> None:
+        """A search that ends since nothing else may be started has not seen all that there was."""
+        risk, outlook = self._config.job.risk, search.outlook()
+        if risk is None or outlook is None or not outlook.barred:
+            return
+        least = 1.0 - max(outlook.barred.values())
+        self._barred = (
+            f"{len(outlook.barred)} of {len(self._trials.space)} candidates were not started: each may break the bound "
+            f"with a probability over job.risk = {risk:g} ({least:.2g} and more)"
+        )
+        self._warn(self._barred)
 
     def _left_s(self) -> float:
         return self._config.job.max_duration_s - self._elapsed_s()
