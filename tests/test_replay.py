@@ -171,6 +171,20 @@ def test_replay_of_a_retune_knows_what_the_first_search_has_found(
     assert [(run["measurements"], run["row"]) for run in runs] == 3 * [(3, 4)]
 
 
+def test_replay_minimises_what_is_asked_for_below_a_limit_of_power(
+    grid: str, table: Table, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aims = ["--objective", "throughput", "--max-power-w", "24", "--sampler", "grid", "--budget", "9"]
+    quiet = ["--noise-energy", "0", "--noise-latency", "0", "--seeds", "1", "--json"]
+    assert main(["replay", grid, "--bound-ratio", "9", *aims, *quiet]) == 0
+    run = json.loads(capsys.readouterr().out)["runs"][0]
+    kept = [row for row in table.rows if row.power_w <= 24]
+    assert run["row"] == min(kept, key=lambda row: row.latency_s).number
+    assert run["energy_gap"] == 0.0
+    assert main(["replay", grid, "--bound-ratio", "9", "--objective", "throughput"]) == 2
+    assert "--max-power-w" in capsys.readouterr().err
+
+
 def test_replay_for_people_is_one_line_a_grid(grid: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", grid, grid, "--bound-ratio", "1.5", "--seeds", "3", "--sampler", "grid"]) == 0
     line = "small: within 1/2/3 % of the best: 100/100/100 %; too slow: 0 of 3; windows: 4.0\n"
