@@ -8,7 +8,7 @@ from typing import Any
 from jouletune.report.facts import Job, same_arm
 from jouletune.report.markup import Markup, Piece, element, join, table, told
 from jouletune.report.sentence import errors, sides_shown
-from jouletune.report.words import NONE, counted, megahertz, percent, quantity, signed_percent, span
+from jouletune.report.words import FIRM, NONE, counted, megahertz, percent, quantity, signed_percent, span
 
 _NOTHING = "Nothing was measured whole, so there is nothing to compare."
 _NO_SUMS = "Without an end there are no sums over a mode’s windows; each window stands below."
@@ -108,7 +108,7 @@ def _plain(path: str) -> Any:
 
 def _spread(job: Job, side: str) -> Piece:
     se_j, energy_j = job.result[side]["energy_se_j"], job.result[side]["energy_j"]
-    whole = told(job.result, f"{side}.energy_se_j", f"± {percent(se_j / energy_j, 2)}")
+    whole = told(job.result, f"{side}.energy_se_j", f"±{FIRM}{percent(se_j / energy_j, 2)}")
     return join(whole, " ", errors(job, side))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from jouletune.objective import Objective
 from jouletune.report.facts import Job, candidate_of, same_arm
 from jouletune.report.markup import Markup, Piece, element, join, told
-from jouletune.report.words import NONE, candidate_text, megahertz, percent, quantity, variant_text
+from jouletune.report.words import FIRM, NONE, candidate_text, megahertz, percent, quantity, variant_text
 
 _AS_FOUND = "Every knob is as it was found."
 ENDINGS: Mapping[str, tuple[str, str]] = {
@@ -83,7 +83,7 @@ def _tuned(job: Job) -> Markup:
     if same_arm(winner, reference):
         text = str((result.get("reason") or {}).get("text") or "")
         return join("The board’s own mode is in force again: ", element("q", told(result, "reason.text", text)))
-    parts: list[Piece] = [f"On {result['board']}, running {result['workload']} {_arrival(job)}, "]
+    parts: list[Piece] = [f"On {_board(job)}, running {result['workload']} {_arrival(job)}, "]
     parts += [element("strong", _change(job)), " takes ", *_gain(job)]
     parts += [
         told(result, "winner.energy_j", quantity(winner["energy_j"], "J")),
@@ -95,6 +95,14 @@ def _tuned(job: Job) -> Markup:
     parts += [": ", *_saving(job), ", on rail ", told(result, "rail", str(result["rail"]))]
     parts += [f" ({result['rail_coverage']})" if result.get("rail_coverage") else "", ". ", _latency(job)]
     return join(*parts)
+
+
+def _board(job: Job) -> str:
+    """A sentence that is quoted alone must say it, too."""
+    board = str(job.result["board"])
+    return {"virtual": f"a virtual {board}", "recorded": "a board made of recorded measurements"}.get(
+        job.simulated, board
+    )
 
 
 def _arrival(job: Job) -> str:
@@ -139,7 +147,7 @@ def _sensor_of_saving(job: Job) -> str:
     if len(spreads) < 2:
         return ""
     sensor = 1.96 * math.hypot(*(spread.sensor for spread in spreads))
-    return f"; ± {percent(sensor)} of it come from the steps of the sensor, and no repeat lessens them"
+    return f"; ±{FIRM}{percent(sensor)} of that is the steps of the sensor, which no repeat lessens"
 
 
 def errors(job: Job, name: str) -> Piece:
@@ -148,7 +156,7 @@ def errors(job: Job, name: str) -> Piece:
     if point is None or point.spread is None:
         return ""
     spread = point.spread
-    return f"(± {percent(spread.repeats, 2)} by repeats, ± {percent(spread.sensor, 2)} by the sensor)"
+    return f"(±{FIRM}{percent(spread.repeats, 2)} by repeats, ±{FIRM}{percent(spread.sensor, 2)} by the sensor)"
 
 
 def _home(job: Job) -> str:
