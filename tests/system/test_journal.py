@@ -1,4 +1,4 @@
-"""What the journal and the scraper see of the service, by their own programs: journalctl, promtool."""
+"""What the journal and the scrapers see of the service, by their own programs: journalctl, promtool."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.system.conftest import CONFIG, OUTSIDER, UNITS
 
 if TYPE_CHECKING:
     from tests.system.conftest import Container
@@ -92,3 +93,25 @@ def test_promtool_finds_nothing_wrong_with_a_scrape_in_any_state(service: Contai
     assert 'jouled_state{state="paused"} 1.0\n' in paused
     for text in (running, tuned, paused):
         _check(text)
+
+
+def test_a_textfile_is_said_to_be_forbidden_until_its_folder_is_named_in_the_unit(service: Container) -> None:
+    folder = "/srv/jouled-textfile"  # /run stays writable in a container, whatever ProtectSystem= says
+    service.run("install", "-d", "-o", "jouled", "-g", "jouled", "-m", "755", folder)
+    config = service.read(CONFIG)
+    assert config is not None
+    service.put(CONFIG, f'{config}[metrics]\ntextfile = "{folder}/jouled.prom"\n')
+    service.run("systemctl", "restart", "jouled.service")
+    service.wait_for_state("idle")
+    (warning,) = [text for text in service.status()["warnings"] if "metrics.textfile" in text]
+    assert "Read-only file system; see docs/monitoring.md" in warning
+    service.put(f"/{UNITS}/jouled.service.d/textfile.conf", f"[Service]\nReadWritePaths={folder}\n")
+    service.run("systemctl", "daemon-reload")
+    service.run("systemctl", "restart", "jouled.service")
+    service.wait_for_state("idle")
+    path = f"{folder}/jouled.prom"
+    text = service.wait_for(lambda: service.run("cat", path, user=OUTSIDER, code=None).stdout, "textfile")
+    assert "\njouled_mode_in_force 1.0\n" in text
+    _check(text)
+    service.run("systemctl", "stop", "jouled.service", "jouled.socket")
+    assert service.run("ls", "-A", folder).stdout == ""

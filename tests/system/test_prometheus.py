@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.scrape import WARM_UP, back_to_back
 from tests.system.conftest import ask, wait_for
 
 from jouled import __version__
@@ -31,6 +32,7 @@ from jouled.job.result import EXIT_CODES
 from jouletune.trial import Invalid
 
 ROOT = Path(__file__).resolve().parents[2]
+RULES = ROOT / "dashboards"
 PAGES = ("jouled.json", "jouled-fleet.json")
 VARIABLES = {"$job": "jouled", "$instance": "orin"}
 SETTLED_S = 2.5  # a look of the daemon, a reading of its sensors and a scrape of Prometheus, a second each
@@ -57,10 +59,11 @@ scrape_configs:
 _SHORTER = ((r"for: \d+m", "for: 1s"), (r"\[(15m|6h)\]", "[4s]"), (r"> 3600", "> 1"), (r"\[4s\]\) > 5", "[4s]) > 1"))
 
 
-def _program() -> str:
-    found = shutil.which("prometheus", path=f"{ROOT}/build/prometheus/usr/bin") or shutil.which("prometheus")
+def _program(name: str) -> str:
+    """The server's or promtool's path; .ci/run fetches both."""
+    found = shutil.which(name, path=f"{ROOT}/build/prometheus/usr/bin") or shutil.which(name)
     if found is None:
-        pytest.skip("needs prometheus")
+        pytest.skip(f"needs {name}")
     return found
 
 
@@ -84,6 +87,7 @@ class Stage:
 
     folder: Path
     daemon: int
+    metrics: int
     port: int
 
     # --- Prometheus
@@ -142,8 +146,8 @@ class Stage:
 
 @pytest.fixture(scope="module", name="stage")
 def _stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    program, folder = _program(), tmp_path_factory.mktemp("prometheus")
-    rules = (ROOT / "dashboards/jouled.rules.yml").read_text()
+    program, folder = _program("prometheus"), tmp_path_factory.mktemp("prometheus")
+    rules = (RULES / "jouled.rules.yml").read_text()
     for long, short in _SHORTER:
         rules = re.sub(long, short, rules)
     (folder / "rules.yml").write_text(rules)
@@ -157,7 +161,7 @@ def _stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with ExitStack() as stack:
         child = stack.enter_context(_running(daemon, folder / "daemon.log"))
         stack.enter_context(_running(server, folder / "prometheus.log"))
-        stage = Stage(folder, child.pid, port)
+        stage = Stage(folder, child.pid, metrics, port)
         wait_for(lambda: _is_ready(stage), f"scrape: {folder}", 60)
         yield stage
 
@@ -317,9 +321,12 @@ def _decision(stage: Stage, result: Mapping[str, Any], at_s: float) -> dict[str,
 LEGENDS = {"A": "{{state}}", "B": "{{mode}}"}  # of the table's columns; the others go by the board
 
 
+def pages() -> list[dict[str, Any]]:
+    return [json.loads((RULES / name).read_text()) for name in PAGES]
+
+
 def panels() -> list[dict[str, Any]]:
-    pages = (json.loads((ROOT / "dashboards" / name).read_text()) for name in PAGES)
-    return [panel for page in pages for panel in page["panels"] if panel["type"] != "row"]
+    return [panel for page in pages() for panel in page["panels"] if panel["type"] != "row"]
 
 
 def shown(stage: Stage, at_s: float) -> dict[str, dict[str, float]]:
@@ -441,6 +448,60 @@ def test_the_scrapes_left_nothing_out(stage: Stage, moments: Mapping[str, Moment
     took_s = moments["tuned"].at_s - moments["idle"].at_s
     (count,) = stage.query(f"count_over_time(jouled_build_info[{took_s:.0f}s])", moments["tuned"].at_s)
     assert float(count["value"][1]) >= took_s - 3
+
+
+def test_two_thousand_scrapes_leave_nothing_behind(stage: Stage) -> None:
+    back_to_back(stage.metrics, WARM_UP)
+    before_kib = _resident_kib(stage.daemon)
+    back_to_back(stage.metrics, 2000)
+    assert _resident_kib(stage.daemon) - before_kib < 512  # a byte that each left would be 2 KiB, a line 200
+
+
+def _resident_kib(pid: int) -> int:
+    found = re.search(r"^VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+# --- what promtool says -------------------------------------------------------------------------------------
+
+
+def _promtool(*argv: str, stdin: str = "") -> tuple[int, str]:
+    program = _program("promtool")
+    done = subprocess.run([program, *argv], input=stdin, capture_output=True, text=True, cwd=RULES, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_promtool_finds_nothing_wrong_with_rules_configuration_and_metrics(stage: Stage) -> None:
+    code, said = _promtool("check", "rules", "jouled.rules.yml")
+    assert (code, "SUCCESS: 18 rules found" in said) == (0, True), said
+    code, said = _promtool("check", "config", str(stage.folder / "prometheus.yml"))
+    assert (code, "FAILED" in said) == (0, False), said
+    with urllib.request.urlopen(f"http://127.0.0.1:{stage.metrics}/metrics", timeout=30) as answer:
+        assert _promtool("check", "metrics", stdin=answer.read().decode()) == (0, "")
+
+
+def test_promtool_finds_nothing_wrong_with_the_documents_configuration(tmp_path: Path) -> None:
+    text = (ROOT / "docs/monitoring.md").read_text()
+    found = re.search(r"```yaml\n(rule_files.*?)```", text, re.DOTALL)
+    assert found is not None
+    (tmp_path / "prometheus.yml").write_text(found[1])
+    shutil.copy(RULES / "jouled.rules.yml", tmp_path)
+    code, said = _promtool("check", "config", str(tmp_path / "prometheus.yml"))
+    assert (code, "FAILED" in said) == (0, False), said
+
+
+def test_every_alert_fires_and_clears_in_promtools_own_time() -> None:
+    code, said = _promtool("test", "rules", "jouled.rules.test.yml")
+    assert (code, "SUCCESS" in said) == (0, True), said
+
+
+def test_annotations_mark_new_modes_and_jobs(stage: Stage, moments: Mapping[str, Moment]) -> None:
+    (page,) = [page for page in pages() if page["uid"] == "jouled-board"]
+    mode, job = (note["expr"] for note in page["annotations"]["list"])
+    assert [series["metric"]["source"] for series in stage.query(mode, moments["tuned"].at_s)] == ["winner"]
+    assert len(stage.query(job, moments["tuning"].at_s)) == 1
+    assert stage.query(job, moments["tuned"].at_s) == []
 
 
 # --- alerts, live -------------------------------------------------------------------------------------------
