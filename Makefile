@@ -5,6 +5,7 @@
 # make bench-search-retune   what a retune gains from what is known: BENCH_ARGS="FOLDER --seeds 10"
 # make bench-search-virtual   whole jobs on the virtual board: what share of the attainable saving each sampler keeps
 # make bench-idle   what an idle daemon costs; as root BENCH_ARGS="--seconds 600 --jtop" runs jtop beside it
+# make bench-scrape what a scrape takes, and whether 100,000 of them leave anything behind
 # make bench-meter  what reading the rails at 5 Hz costs; as root BENCH_ARGS=--jtop runs jtop beside it
 # make bench-power-cut  cuts a VM's power forty times (root; qemu, debootstrap): BENCH_ARGS="--cuts 40 --check"
 # PYTHON=python3.12 make test                          another interpreter, in a venv of its own
@@ -19,7 +20,7 @@ READY := $(VENV)/ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 DEMO := --virtual agx-orin-64gb --state-dir build/demo
 
-.PHONY: demo test lint format bench bench-recorded bench-search bench-search-retune bench-search-virtual bench-decisions bench-control bench-idle bench-meter bench-runner bench-soak bench-power-cut wheel clean setup
+.PHONY: demo test lint format bench bench-recorded bench-search bench-search-retune bench-search-virtual bench-decisions bench-control bench-idle bench-scrape bench-meter bench-runner bench-soak bench-power-cut wheel clean setup
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -83,6 +84,9 @@ bench-control: $(READY)
 
 bench-idle: $(READY)
 	$(BIN)/python -m bench.idle $(BENCH_ARGS)
+
+bench-scrape: $(READY)
+	$(BIN)/python -m bench.scrape $(BENCH_ARGS)
 
 bench-meter: $(READY)
 	$(BIN)/python -m bench.meter $(BENCH_ARGS)
