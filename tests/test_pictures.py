@@ -172,6 +172,11 @@ def test_an_event_that_was_heard_before_counts_once() -> None:
     assert _view(*STORY).outcome == "tuned"
 
 
+def test_an_event_of_another_version_ends_nobody_who_shows_a_job() -> None:
+    strange = [{"event": kind, "seq": 90 + seq} for seq, kind in enumerate(("trial", "phase", "progress", "decision"))]
+    assert _drawn(_view(*STORY[:10], *strange)) == _drawn(_view(*STORY[:10]))
+
+
 def test_thrown_away_and_infeasible_windows_are_never_the_best() -> None:
     wrong = (
         _trial(20, 2, energy_j=0.1, infeasible="latency"),

@@ -212,10 +212,7 @@ def test_tune_is_drawn_and_q_puts_the_board_back_and_says_so(tmp_path: Path) -> 
         assert any("every knob is as it was found" in line for line in told)
         assert sum("  0:00  agx-orin-64gb in MAXN: " in line for line in told) == 1
         assert shown.is_whole()
-    verify = subprocess.run(
-        [*JOULED, "verify", *_tune(tmp_path)[4:8]], capture_output=True, text=True, encoding="utf-8", check=False
-    )
-    assert verify.returncode == 0, verify.stdout
+    assert main(["verify", *_tune(tmp_path)[4:8]]) == 0
 
 
 def test_the_terminal_is_whole_after_a_tune_was_killed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,8 @@ from jouled.cli.output import VARIANT_AXES, short_names, variant_name
 from jouletune.errors import JouletuneError
 from jouletune.objective import Objective
 from jouletune.space import PowerMode, Variant
+
+log = logging.getLogger(__name__)
 
 _MOST_NOTICES = 20
 _COURSE = {
@@ -100,8 +103,12 @@ class JobView:
             self._began_s = self._last_s if self._began_s is None else self._began_s
         self.job = str(event.get("job") or self.job)
         take = getattr(self, f"_take_{event.get('event')}", None)
-        if take is not None:
+        if take is None:
+            return
+        try:
             take(event)
+        except (KeyError, TypeError, ValueError) as error:  # another version's; whoever shows a job does not end it
+            log.debug("an event is passed over: %r: %s", error, event)
 
     def copy(self) -> JobView:
         """As it is now, for whoever draws while it goes on."""

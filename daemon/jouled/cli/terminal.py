@@ -99,7 +99,8 @@ class Terminal:
     def open(self) -> None:
         """Change the input's mode, with somebody to put it back if we cannot."""
         if self._in is not None:
-            self._before = termios.tcgetattr(self._in)
+            with suppress(OSError, termios.error):  # it went just now: there are no keys then
+                self._before = termios.tcgetattr(self._in)
         self._guard = _start_guard(self._out, self._before)
         self._take_keys()
 
