@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -1199,8 +1200,9 @@ def test_a_configuration_that_was_changed_under_the_daemon_is_said_until_it_is_a
 
 
 def test_a_second_daemon_of_one_state_folder_is_refused_with_the_firsts_pid(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
     where = ["--virtual", "agx-orin-64gb", "--state-dir", str(tmp_path)]
     with sole_daemon(tmp_path):
         assert main(["run", *where, "--socket", str(tmp_path / "second.sock"), "--metrics-listen", ""]) == 12
