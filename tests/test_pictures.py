@@ -172,6 +172,19 @@ def test_an_event_that_was_heard_before_counts_once() -> None:
     assert _view(*STORY).outcome == "tuned"
 
 
+def test_where_only_variants_differ_they_are_what_is_told() -> None:
+    started = {**STORY[0], "base_mode": "fixed", "axes": {"engine": ["a-fp16.plan", "a-int8.plan"], "batch": [1, 4]}}
+    trial = _trial(4, 0, "reference", 1.02)
+    trial["trial"]["candidate"] = {
+        "mode": dict.fromkeys(("cores", "cpu_hz", "gpu_hz", "emc_hz")),
+        "variant": {"engine": "a-int8.plan", "batch": 4, "instances": 1},
+    }
+    lines = _drawn(_view(started, *STORY[1:3], trial))
+    assert any(line.startswith("variant") for line in lines)
+    assert any(line.startswith("  # variant") for line in lines)
+    assert any(line.startswith("  1 int8 b4 ") for line in lines)
+
+
 def test_an_event_of_another_version_ends_nobody_who_shows_a_job() -> None:
     strange = [{"event": kind, "seq": 90 + seq} for seq, kind in enumerate(("trial", "phase", "progress", "decision"))]
     assert _drawn(_view(*STORY[:10], *strange)) == _drawn(_view(*STORY[:10]))

@@ -83,7 +83,8 @@ def job_facts(view: JobView, width: int) -> list[Text]:
     now = view.now
     mode = view.mode + (", locked" if view.policy == "locked" else "") if view.mode else "-"
     unit = f"  ({_MODE})" if width >= 72 and view.mode.count("-") == 3 else ""
-    lines = [labelled("mode", (mode, "bold"), (unit, "dim")), _now(now, width), _latency(view, width)]
+    label = view.candidates_are.split()[-1]
+    lines = [labelled(label, (mode, "bold"), (unit, "dim")), _now(now, width), _latency(view, width)]
     rail = str(view.started.get("rail") or "")
     if rail and width >= 72:
         lines.append(labelled("rail", f"{rail} ({view.started.get('rail_coverage')})"))
@@ -166,11 +167,11 @@ def _trials(view: JobView, width: int, room: int) -> list[Text]:
     most_j = max((row.energy_j or 0.0 for row in view.rows), default=0.0)
     scale = _Scale(view.reference_cost(), most_j, view.best(), width)
     lines = [_row(row, columns, scale) for row in rows]
-    return [_head(columns), *lines]
+    return [_head(columns, view.candidates_are), *lines]
 
 
-def _head(columns: _Columns) -> Text:
-    parts = [f"{'#':>3} {'power mode':{columns.name}}  "]
+def _head(columns: _Columns, of: str) -> Text:
+    parts = [f"{'#':>3} {of:{columns.name}.{columns.name}}  "]
     parts += [f"{'for':11}"] if columns.more else []
     parts += [f"{'energy':>9} "] if columns.energy else []
     parts += [f"{'power':>7} "] if columns.power else []

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from jouled.board.modename import mode_name
-from jouled.cli.output import VARIANT_AXES, short_names, variant_name
+from jouled.cli.output import FIXED, VARIANT_AXES, short_names, variant_name
 from jouletune.errors import JouletuneError
 from jouletune.objective import Objective
 from jouletune.space import PowerMode, Variant
@@ -189,6 +189,12 @@ class JobView:
     def windows(self) -> int:
         """So many trials were measured."""
         return len(self.rows)
+
+    @property
+    def candidates_are(self) -> str:
+        """What the job chooses among."""
+        is_fixed = self.started.get("base_mode") == FIXED
+        return "variant" if is_fixed or has_one_mode(self.started.get("axes")) else "power mode"
 
     @property
     def objective(self) -> Objective:
