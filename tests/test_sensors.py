@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -109,6 +110,42 @@ def test_rails_that_are_hidden_are_absent_and_not_lost(bench: Bench) -> None:
             bench.sysfs.real(name).write_text("none\n")
     found = bench.read()
     assert (found.rail_power_w, found.sensor_errors["rails"]) == ({}, 0)
+
+
+class Refusing(Sysfs):
+    """Answers `number` where a path ends so."""
+
+    def __init__(self, root: Path, end: str, number: int) -> None:
+        super().__init__(root)
+        self._end, self._number, self.refused = end, number, 0
+
+    def _read_bytes(self, path: str) -> bytes:
+        if path.endswith(self._end):
+            self.refused += 1
+            raise OSError(self._number, os.strerror(self._number))
+        return super()._read_bytes(path)
+
+
+@pytest.mark.parametrize(
+    ("end", "number", "sensor", "count"),
+    [
+        ("thermal_zone8/temp", errno.EAGAIN, "tj-thermal", 0),  # its unit is off
+        ("thermal_zone8/temp", errno.EIO, "tj-thermal", 1),
+        ("clk/emc/rate", errno.EACCES, "clocks", 0),  # debugfs is root's
+        ("policy4/scaling_cur_freq", errno.ENOENT, "clocks", 0),  # its cores are offline
+        ("17000000.gpu/cur_freq", errno.EIO, "clocks", 1),
+        ("17000000.gpu/max_freq", errno.EIO, "caps", 1),
+    ],
+)
+def test_what_is_off_or_another_users_is_absent_and_not_lost(
+    bench: Bench, end: str, number: int, sensor: str, count: int
+) -> None:
+    assert bench.sysfs.read("/sys/class/thermal/thermal_zone8/type") == "tj-thermal"
+    refusing = Refusing(bench.sysfs.root, end, number)
+    bench.sensors = Sensors(refusing, ())
+    found = bench.read()
+    assert (found.sensor_errors[sensor], sum(found.sensor_errors.values())) == (count, count)
+    assert refusing.refused == 1
 
 
 def test_caps_are_knobs_and_read_only_when_told_to(bench: Bench, tmp_path: Path) -> None:

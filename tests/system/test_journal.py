@@ -105,7 +105,7 @@ def test_a_textfile_is_said_to_be_forbidden_until_its_folder_is_named_in_the_uni
     service.wait_for_state("idle")
     (warning,) = [text for text in service.status()["warnings"] if "metrics.textfile" in text]
     assert "Read-only file system; see docs/monitoring.md" in warning
-    service.put(f"/{UNITS}/jouled.service.d/textfile.conf", f"[Service]\nReadWritePaths={folder}\n")
+    service.put(f"/{UNITS}/jouled.service.d/textfile.conf", f"[Service]\nReadWritePaths=-{folder}\n")
     service.run("systemctl", "daemon-reload")
     service.run("systemctl", "restart", "jouled.service")
     service.wait_for_state("idle")

@@ -496,6 +496,17 @@ def test_every_alert_fires_and_clears_in_promtools_own_time() -> None:
     assert (code, "SUCCESS" in said) == (0, True), said
 
 
+@pytest.mark.parametrize("page", range(len(PAGES)))
+def test_the_variables_find_the_job_and_the_board(stage: Stage, page: int) -> None:
+    found = []
+    for variable in pages()[page]["templating"]["list"][1:]:
+        match = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["definition"])
+        assert match is not None, variable
+        series = stage.query(match[1])
+        found.append({each["metric"][match[2]] for each in series})
+    assert found == [{"jouled"}, {"orin"}]
+
+
 def test_annotations_mark_new_modes_and_jobs(stage: Stage, moments: Mapping[str, Moment]) -> None:
     (page,) = [page for page in pages() if page["uid"] == "jouled-board"]
     mode, job = (note["expr"] for note in page["annotations"]["list"])
