@@ -49,6 +49,7 @@ class Panel:
     height: int = 8
     steps: Sequence[Mapping[str, Any]] = ()
     shows_name: bool = False
+    stacks: bool = False
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -97,7 +98,9 @@ def _defaults(panel: Panel) -> dict[str, Any]:
         found["color"] = {"mode": "thresholds"} if panel.steps else _STEADY
     found["thresholds"] = {"mode": "absolute", "steps": list(panel.steps) or [{"color": "text", "value": None}]}
     if panel.kind == "timeseries":
-        found["custom"] = {"lineWidth": 1, "fillOpacity": 0, "showPoints": "never", "spanNulls": False}
+        stacking = {"mode": "normal" if panel.stacks else "none", "group": "A"}
+        found["custom"] = {"lineWidth": 1, "fillOpacity": 30 if panel.stacks else 0, "stacking": stacking}
+        found["custom"] |= {"showPoints": "never", "spanNulls": False}
     return found
 
 
@@ -410,6 +413,7 @@ BOARD = (
                 "The rails that make up the total, stacked: the height is the board's power as its sensors see it.",
                 Query(f"jouled_rail_power_watts{B}", "{{rail}}"),
                 unit="watt",
+                stacks=True,
             ),
             series(
                 "Temperature", "Each thermal zone.", Query(f"jouled_temperature_celsius{B}", "{{zone}}"), unit="celsius"
