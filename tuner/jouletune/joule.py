@@ -214,19 +214,27 @@ def judge(mixture: Mixture, seen: Standings, question: Question, errors: tuple[f
         index
         for index, standing in seen.items()
         if standing.measured
-        and not _is_barred(standing, question.bound_s)
+        and not _is_barred(standing, question)
         and index in mixture.trusted
         and (bound is None or mean[index] + margin(sd[index], bound_se) <= bound)
-        and (power is None or power.middle()[index] <= 0.0)
+        and (power is None or power.middle()[index] + _MARGIN * power.spread()[index] <= 0.0)
     ]
     ranked = tuple(sorted(passing, key=lambda index: cost.middle()[index]))
-    passes = _would_pass(mixture, bound, bound_se, errors[LATENCY]) * _under(power, errors[ENERGY])
-    within = _chance(mixture, bound, bound_se)
-    feasible = within * _under(power, 0.0)
+    latency = (mixture.latency, mixture.latency_sd)
+    passes: Array = np.ones_like(mixture.latency)
+    within: Array = np.ones_like(mixture.latency)
+    if bound is not None:
+        within = _chance(*latency, bound, bound_se)
+        passes = _would_pass(*latency, bound, bound_se, error=errors[LATENCY])
+    draws: Array = np.ones_like(mixture.latency)
+    if power is not None:
+        draws = _chance(power.mean, power.sd, 0.0, 0.0)
+        passes *= _would_pass(power.mean, power.sd, 0.0, 0.0, error=errors[ENERGY])
+    feasible = within * draws
     for index, standing in seen.items():
         if standing.cut:
             within[:, index] = 0.0
-        if standing.cut or _is_barred(standing, question.bound_s):
+        if standing.cut or _is_barred(standing, question):
             passes[:, index] = feasible[:, index] = 0.0
     if not ranked:
         gain = passes.mean(axis=0)
@@ -234,8 +242,10 @@ def judge(mixture: Mixture, seen: Standings, question: Question, errors: tuple[f
         return View(mixture, bound, ranked, gain, (), feasible.mean(axis=0), within.mean(axis=0), better)
     gain = _gain(cost, ranked, passes, question.objective.se_ratio(errors[ENERGY], errors[LATENCY]))
     if bound is not None and bound_se > 0.0:
-        home = mixture.reference
-        gain[home] = max(gain[home], _gain_of_bound(cost, seen, ranked, (bound, bound_se), errors[LATENCY]))
+        home, kept = mixture.reference, draws.mean(axis=0)
+        known = {i: float(kept[i]) for i, one in seen.items() if one.measured and not _is_barred(one, question)}
+        again = _gain_of_bound(cost, known, ranked[0], (bound, bound_se), errors[LATENCY])
+        gain[home] = max(gain[home], again)
     return View(
         mixture,
         bound,
@@ -265,11 +275,6 @@ def _power(mixture: Mixture, seen: Standings, question: Question) -> Combined | 
     return mixture.combined([replace(one, offset=one.offset + shift - math.log(question.max_power_w)) for one in sums])
 
 
-def _under(power: Combined | None, error: float) -> Array | float:
-    """Probability of a mean power under the limit as a window would show it, by part."""
-    return 1.0 if power is None else np.asarray(ndtr(-power.mean / np.hypot(power.sd, error)))
-
-
 def _doubtful(cost: Combined, seen: Standings, question: Question, choice: int) -> tuple[int, ...]:
     """Feasible candidates measured once whose reading is not believed and would beat the choice."""
     mean = cost.middle()
@@ -297,18 +302,23 @@ def _bound(mixture: Mixture, seen: Standings, question: Question) -> tuple[float
 
 
 def _gain_of_bound(
-    cost: Combined, seen: Standings, ranked: Sequence[int], bound: tuple[float, float], error: float
+    cost: Combined, measured: Mapping[int, float], choice: int, bound: tuple[float, float], error: float
 ) -> float:
-    """Expected saving by measuring the reference, and so the bound, again: who would pass then?"""
-    choice, (bound_log, bound_se) = ranked[0], bound
+    """Expected saving by measuring the reference, and so the bound, again: who would pass then?
+
+    `measured`: of each candidate, the probability that it keeps the limit of power.
+    """
+    bound_log, bound_se = bound
     mean, sd = cost.mixture.latencies()
     middle = cost.middle()
     whole = math.hypot(bound_se, error)
     left, moved = bound_se * error / whole, bound_se**2 / whole
-    known = [index for index, standing in seen.items() if standing.measured and middle[index] < middle[choice]]
     gains = [
-        float((middle[choice] - middle[index]) * ndtr((bound_log - margin(sd[index], left) - mean[index]) / moved))
-        for index in known
+        kept
+        * float(middle[choice] - middle[index])
+        * float(ndtr((bound_log - margin(sd[index], left) - mean[index]) / moved))
+        for index, kept in measured.items()
+        if middle[index] < middle[choice] and mean[index] + margin(sd[index], bound_se) > bound_log
     ]
     return max(gains, default=0.0)
 
@@ -318,28 +328,25 @@ def margin(sd: float, bound_se: float) -> float:
     return max(_MARGIN * sd, _MARGIN_WITH_BOUND * math.hypot(sd, bound_se))
 
 
-def _is_barred(standing: Standing, bound_s: float | None) -> bool:
-    """Was it mostly infeasible for another reason than its latency (power, throughput)?"""
-    other = [w for w in standing.measured if not w.feasible and (bound_s is None or w.latency_upper_s <= bound_s)]
+def _is_barred(standing: Standing, question: Question) -> bool:
+    """Was it mostly infeasible for a reason that the model knows nothing of (the rate was not reached)?"""
+    bound_s, limit_w = question.bound_s or math.inf, question.max_power_w or 0.0
+    other = [w for w in standing.measured if not w.feasible and w.latency_upper_s <= bound_s]
+    other = [w for w in other if w.power_w <= limit_w or not limit_w]
     return 2 * len(other) >= len(standing.measured) > 0
 
 
-def _chance(mixture: Mixture, bound: float | None, bound_se: float) -> Array:
-    """Probability that each latency is within the bound, by part."""
-    if bound is None:
-        return np.ones_like(mixture.latency)
-    return np.asarray(ndtr((bound - mixture.latency) / np.hypot(mixture.latency_sd, bound_se)))
+def _chance(mean: Array, sd: Array, bound: float, bound_se: float) -> Array:
+    """Probability that each is within the bound, by part."""
+    return np.asarray(ndtr((bound - mean) / np.hypot(sd, bound_se)))
 
 
-def _would_pass(mixture: Mixture, bound: float | None, bound_se: float, error: float) -> Array:
+def _would_pass(mean: Array, sd: Array, bound: float, bound_se: float, *, error: float) -> Array:
     """Probability that each candidate passes once it was measured (again), by part."""
-    if bound is None:
-        return np.ones_like(mixture.latency)
-    sd = mixture.latency_sd
     whole = np.hypot(sd, error)
     left = sd * error / whole
     needed = np.maximum(_MARGIN * left, _MARGIN_WITH_BOUND * np.hypot(left, bound_se))
-    return np.asarray(ndtr((bound - needed - mixture.latency) / np.maximum(sd**2 / whole, _LEAST_SD)))
+    return np.asarray(ndtr((bound - needed - mean) / np.maximum(sd**2 / whole, _LEAST_SD)))
 
 
 def _gain(cost: Combined, ranked: Sequence[int], passes: Array, error: float) -> Array:

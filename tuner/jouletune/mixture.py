@@ -45,6 +45,10 @@ class Combined:
         """The mean of each row."""
         return np.asarray(self.mean.mean(axis=0))
 
+    def spread(self) -> Array:
+        """The standard deviation of each row."""
+        return _pooled(self.mean, self.sd)[1]
+
 
 class Mixture:
     """Log-latency and log-energy of every candidate: means and standard deviations `(n_parts, n_rows)`."""
