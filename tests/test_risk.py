@@ -12,6 +12,7 @@ from jouled.board.board import discover
 from jouled.board.grid import board_space
 from jouled.config.tables import GridTable
 from jouled.virtual.machine import VirtualMachine
+from jouletune.objective import Objective
 from jouletune.replay import Board, Disturbance, Noted, drive, score
 from jouletune.suggest import Problem, Suggester
 from jouletune.table import Row, Table
@@ -77,3 +78,18 @@ def test_a_risk_starts_modes_over_the_bound_no_more_often_than_it_says(tables: l
     assert sorted(one.gap for one in found)[len(found) // 2] <= 0.01
     free = list(searches(tables[::3], None))
     assert sum(one.over for one in free) > RISK * sum(one.started for one in free), "else the risk bars nothing"
+
+
+def test_under_a_limit_of_power_windows_go_to_what_may_be_chosen(tables: list[Table]) -> None:
+    """The reference draws too much, and its latency is known: measuring it again and again gains nothing."""
+    for seed, table in enumerate(tables[:6:2]):
+        home = table.rows[table.space.reference]
+        bound_s, limit_w = RATIO * home.latency_s, 0.75 * home.power_w
+        noted = Noted(Board(table, Disturbance(), bound_s=bound_s, seed=f"limit {seed}").measure)
+        aim = Objective.THROUGHPUT
+        problem = Problem(table.space, None, RATIO, 12, seed, "joule", objective=aim, max_power_w=limit_w)
+        choice = drive(Suggester(problem), noted.measure)
+        found = score(table, choice.index, bound_s, objective=aim, max_power_w=limit_w)
+        assert found.within_bound
+        assert found.gap is None or found.gap <= 0.03
+        assert sum(index == table.space.reference for index, _ in noted.windows) <= 3
