@@ -1,12 +1,13 @@
 """What a retune gains from what is known: another bound, the same bound a week later, and a board that was changed.
 
-    python -m bench.search_retune [FOLDER] [--seeds 10] [--grids NAME,…] [--most 8] [--free] [--each] [--check]
+    python -m bench.search_retune [FOLDER] [--seeds 10] [--grids NAME,…] [--most 8] [--incumbent] [--each] [--check]
 
 For each grid and each pair of bounds (1.1, 1.25, 1.5 x the reference as it was measured; other pairs than equal ones)
-a first search of 15 windows is followed by one with the other bound, which is told of the first one's windows and of
-its choice as the incumbent (not with --free). After each window of the second it is asked what it would choose then:
-reached is a choice within 2 % of the best row (and not slower than 1.005 x bound), every window counts, the reference
-and the incumbent too.
+a first search of 15 windows is followed by one with the other bound, which is told of the first one's windows. With
+another bound a job leaves it to the search whether the old winner is worth a window; with --incumbent it is asked for
+right after the reference, as with the same bound. After each window of the second it is asked what it would choose
+then: reached is a choice within 2 % of the best row (and not slower than 1.005 x bound); every window counts, the
+reference too.
 
 cold      the second search alone
 retune    told of the first, of the same board
@@ -129,7 +130,7 @@ def second(table: Table, problem: Problem, ratio: float, seed: str) -> tuple[tup
 
 
 def one(
-    table: Table, grid: str, condition: str, ratios: tuple[float, float], seed: int, *, most: int, free: bool
+    table: Table, grid: str, condition: str, ratios: tuple[float, float], seed: int, *, most: int, first_old: bool
 ) -> Retune:
     """A first search and a second."""
     before, now = ratios
@@ -142,7 +143,7 @@ def one(
         earlier, incumbent = first(of, before, grid, seed)
         if condition == "changed":
             earlier = with_rows_off(earlier, draw)
-        problem = replace(problem, earlier=earlier, incumbent=None if free else incumbent)
+        problem = replace(problem, earlier=earlier, incumbent=incumbent if first_old else None)
         board = a_week_later(table, draw) if condition == "week" else table
     hit, slow = second(board, problem, now, name)
     return Retune(grid, condition, ratios, hit, slow)
@@ -204,7 +205,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--most", type=int, default=8, help="windows of the second search")
     parser.add_argument("--grids", default="", help="only files whose name holds one of these")
     parser.add_argument("--conditions", default=",".join(CONDITIONS))
-    parser.add_argument("--free", action="store_true", help="no incumbent: each window is the sampler's to choose")
+    parser.add_argument("--incumbent", action="store_true", help="the old winner is asked for after the reference")
     parser.add_argument("--each", action="store_true", help="also each grid and pair of bounds")
     parser.add_argument("--check", action="store_true", help="end with 1 where a target is missed")
     return parser.parse_args(arguments)
@@ -227,7 +228,7 @@ def main(arguments: Sequence[str]) -> int:
     done: list[Retune] = []
     for condition in options.conditions.split(","):
         mine = [
-            one(table, grid, condition, ratios, seed, most=options.most, free=options.free)
+            one(table, grid, condition, ratios, seed, most=options.most, first_old=options.incumbent)
             for grid, table in tables.items()
             for ratios in permutations(RATIOS, 2)
             for seed in range(options.seeds)

@@ -17,7 +17,7 @@ from jouled.board.winner import read_winner
 from jouled.cli.progress import Progress
 from jouled.config import load
 from jouled.job.cancel import Cancellation
-from jouled.job.earlier import MOST, MOST_JOBS, Known, find_known, identity_of
+from jouled.job.earlier import MOST, MOST_JOBS, Known, Old, find_known, identity_of
 from jouled.job.events import Event
 from jouled.job.job import run_job
 from jouled.job.request import Request
@@ -130,7 +130,7 @@ def valid(events: list[Record]) -> list[Record]:
 # --- whole jobs ---------------------------------------------------------------------------------------------
 
 
-def test_a_retune_with_another_bound_begins_with_the_old_winner_and_all_that_was_measured(
+def test_a_retune_with_another_bound_begins_with_all_that_was_measured_and_ends_with_the_old_winner(
     second: Job, first: list[Record]
 ) -> None:
     known, measured = second.known(), valid(first)
@@ -141,8 +141,28 @@ def test_a_retune_with_another_bound_begins_with_the_old_winner_and_all_that_was
     assert [one["index"] for one in known["earlier"]] == [trial["index"] for trial in measured]
     assert all(0.0 < one["age_s"] < 2 * 3600.0 for one in known["earlier"])
     winner = next(event for event in first if event["event"] == "finished")["result"]["winner"]
-    assert [trial["purpose"] for trial in second.trials()][:2] == ["reference", "incumbent"]
-    assert second.trials()[1]["candidate"]["mode"] == winner["mode"]
+    before = [trial for trial in second.trials() if trial["purpose"] != "finals"]
+    assert len(before) == second.settings["job.budget"]
+    assert [trial["purpose"] for trial in before][:2] == ["reference", "search"]
+    assert winner["mode"] in [trial["candidate"]["mode"] for trial in before]  # the decision is against it
+
+
+@pytest.mark.parametrize(
+    ("known", "then_s", "now_s", "first"),
+    [
+        (True, 0.020, 0.0202, True),
+        (True, 0.020, 0.025, False),
+        (True, None, None, True),
+        (True, None, 0.025, False),
+        (False, 0.020, 0.025, True),
+    ],
+)
+def test_the_old_winner_comes_first_unless_it_is_known_and_the_bound_another(
+    known: bool, then_s: float | None, now_s: float | None, first: bool
+) -> None:
+    windows = EARLIER if known else ()
+    assert Old(4, then_s).comes_first(Known(windows, 1), now_s) is first
+    assert Old(5, then_s).comes_first(Known(windows, 1), now_s)
 
 
 def test_people_are_told_how_much_is_known(course: list[Job], capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ def _retunes() -> dict[str, list[Retune]]:
     table = made()
     return {
         condition: [
-            one(table, "made", condition, ratios, seed, most=6, free=False)
+            one(table, "made", condition, ratios, seed, most=6, first_old=False)
             for seed, ratios in enumerate(permutations(RATIOS, 2))
         ]
         for condition in ("cold", "retune", "changed")

@@ -157,6 +157,7 @@ class Search:
         self.bound_s = bound_s
         for window in earlier:
             window.check(len(space))
+        self.incumbent = incumbent
         self._asked: tuple[int, Trial] | None = None
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it tells the terminal of each new study
         self.study = optuna.create_study(

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 MOST = 200  # windows; a surrogate makes one mean of those of a row
 MOST_JOBS = 20
+_SAME_BOUND = 0.02
 _WRONG_CLOCK_S = 30 * 86_400.0  # the age of what seems to lie in the future: a clock without a battery was not set
 _COMPARED = ("versions", "rail", "rail_coverage", "workload", "arrival", "latency_percentile", "runtime")
 
@@ -180,15 +181,35 @@ def known_before(host: Host, ground: Ground, request: Request, job: str, own: Id
     return known
 
 
-def first_candidate(host: Host, ground: Ground, request: Request, marks: Mapping[str, str]) -> int | None:
-    """What a search begins with after the reference: what is in force, else the old winner. Raises StateError."""
-    first = request.searched_incumbent(ground.incumbent)
-    if request.config.job.fresh or first not in (None, ground.space.reference):
-        return first
-    return _old_winner(host, ground, request, marks)
+@dataclass(frozen=True, slots=True)
+class Old:
+    """The winner before this job: in force, or only standing. `bound_s`: what it was found with."""
+
+    index: int
+    bound_s: float | None
+
+    def comes_first(self, known: Known, bound_s: float | None) -> bool:
+        """It is tested right after the reference, but with another bound what is known decides what is."""
+        is_known = any(window.index == self.index for window in known.windows)
+        return not is_known or _is_same(self.bound_s, bound_s)
 
 
-def _old_winner(host: Host, ground: Ground, request: Request, marks: Mapping[str, str]) -> int | None:
+def _is_same(then_s: float | None, now_s: float | None) -> bool:
+    """A ratio's bound differs a little from job to job."""
+    if then_s is None or now_s is None:
+        return then_s == now_s
+    return abs(now_s / then_s - 1.0) < _SAME_BOUND
+
+
+def find_old(host: Host, ground: Ground, request: Request, marks: Mapping[str, str]) -> Old | None:
+    """The winner in force, else the one that stands; None: none that this search may try. Raises StateError."""
+    if ground.incumbent.index != ground.space.reference and ground.applied is not None:
+        first = request.searched_incumbent(ground.incumbent)
+        return None if first is None else Old(first, ground.applied.latency_bound_s)
+    return None if request.config.job.fresh else _old_winner(host, ground, request, marks)
+
+
+def _old_winner(host: Host, ground: Ground, request: Request, marks: Mapping[str, str]) -> Old | None:
     """The winner that stands though it is not in force.
 
     One of another board, base mode, workload or policy, or one that is quarantined, is none.
@@ -198,4 +219,5 @@ def _old_winner(host: Host, ground: Ground, request: Request, marks: Mapping[str
         return None
     if winner.policy != request.searched_policy.value or any(differing(winner.workload_marks, marks)):
         return None
-    return ground.space.index_of(winner.candidate)
+    index = ground.space.index_of(winner.candidate)
+    return None if index is None else Old(index, winner.latency_bound_s)

@@ -27,7 +27,7 @@ from jouled.errors import (
 )
 from jouled.job.cancel import Cancellation, Cancelled
 from jouled.job.custody import BoardCustody, Charge, Custody
-from jouled.job.earlier import Known, first_candidate, identity_of, identity_record, known_before
+from jouled.job.earlier import Known, Old, find_old, identity_of, identity_record, known_before
 from jouled.job.ending import Stopped
 from jouled.job.events import Event, Events, Sink, finite
 from jouled.job.fixed import FixedCustody, HeldError
@@ -244,7 +244,7 @@ class Job:
             if made := rebuild_missing(storage, earlier):
                 self._warn(f"the study database lacked {made} earlier jobs; they were told again from the ledger")
 
-            known, incumbent = self._known(ground)
+            known, old = self._known(ground)
             rate_hz = self._runner.arrival.mean_rate_hz
 
             def make_search(bound_s: float | None) -> Search:
@@ -253,7 +253,7 @@ class Job:
                     ground.space,
                     bound_s=bound_s,
                     rate_hz=rate_hz,
-                    incumbent=incumbent,
+                    incumbent=old.index if old is not None and old.comes_first(known, bound_s) else None,
                     earlier=known.windows,
                     storage=storage,
                     study_name=study_name(self._id),
@@ -275,7 +275,7 @@ class Job:
         self._settle(finding.decision)
         self.result.applied = self._custody.enforce(ground, finding, trials, modes, self._marks)
 
-    def _known(self, ground: Ground) -> tuple[Known, int | None]:
+    def _known(self, ground: Ground) -> tuple[Known, Old | None]:
         """What the search begins with besides the reference, said before the first window."""
         runtime = self._marks.get(RUNTIME)
         own = identity_of(self._started, runtime)
@@ -283,7 +283,7 @@ class Job:
         self.result.earlier_measurements = len(known.windows)
         policy = self._request.searched_policy.value
         self._events.emit("phase", phase="known", runtime=runtime, policy=policy, **known.as_fields())
-        return known, first_candidate(self._host, ground, self._request, self._marks)
+        return known, find_old(self._host, ground, self._request, self._marks)
 
     def _idle_w(self, meter: Meter) -> float:
         job, external_w = self._config.job, self._config.board.external_w

@@ -55,9 +55,12 @@ class Tuning:
         bound_s = self._reference.bound_s
         search = self._make_search(bound_s)
         self._tell(search, reference)
-        self._measure_incumbent(search)
+        if self._comes_first(search):
+            self._measure_incumbent(search)
         self._events.emit("phase", phase="search", bound_s=bound_s)
         ended = self._search(search)
+        if self._owes_incumbent() and self._has_time():
+            self._measure_incumbent(search)
         return LastRound(
             self._request,
             self._trials,
@@ -72,9 +75,19 @@ class Tuning:
     def _tell(self, search: Search, trial: Trial) -> None:
         search.tell(trial.index, observation_of(trial, self._reference.bound_s))
 
+    def _comes_first(self, search: Search) -> bool:
+        """With another bound the search may know better what to try: then what is in force is measured at its end."""
+        is_searched = self._incumbent.policy is self._request.searched_policy
+        return self._owes_incumbent() and (not is_searched or search.incumbent == self._incumbent.index)
+
+    def _owes_incumbent(self) -> bool:
+        """What is in force, if that is not the reference, has a window before the finals."""
+        incumbent = self._incumbent
+        is_reference = incumbent == Arm(self._trials.space.reference, ClocksPolicy.CAPPED)
+        tried = {(trial.index, trial.policy) for trial in self._trials.account.trials}
+        return not is_reference and (incumbent.index, incumbent.policy.value) not in tried
+
     def _measure_incumbent(self, search: Search) -> None:
-        if self._incumbent == Arm(self._trials.space.reference, ClocksPolicy.CAPPED):
-            return
         self._events.emit("phase", phase="incumbent")
         trial = self._trials.run(self._incumbent.index, Purpose.INCUMBENT, self._incumbent.policy, may_cut=False)
         if self._incumbent.policy is self._request.searched_policy:  # else it is no candidate of this search
@@ -87,7 +100,7 @@ class Tuning:
         since_reference = self._windows()
         while True:
             spent = self._windows()
-            if spent >= self._config.job.budget:
+            if spent + self._owes_incumbent() >= self._config.job.budget:
                 return ReasonCode.BUDGET
             if not self._has_time():
                 return ReasonCode.TIME
