@@ -3,7 +3,7 @@
     python -m bench.search_aims [FOLDER] [--seeds 10] [--budget 12] [--grids NAME,…]
 
 risk       for none, 0.05, 0.1 and 0.2: how many of the rows started (the reference apart) are over the true bound, and
-           the gap of the choice to the best row (median, mean)
+           the gap of the choice to the best row (median, mean, mean at each bound)
 objective  energy x latency; then the time per item under a limit of power of 0.75 x the reference's:
            share of searches within 2 % of the best row's cost, and those whose choice breaks a limit by 0.5 %
 
@@ -57,6 +57,7 @@ class Outcome:
     """One search. `gap` None: no row keeps the limits."""
 
     kind: str
+    ratio: float
     started: int
     over: int
     gap: float | None
@@ -83,7 +84,7 @@ def search(name: str, table: Table, aim: Aim, ratio: float, *, seed: int, budget
     started = [index for index, _ in noted.windows if index != table.space.reference]
     over = sum(table.rows[index].latency_s > bound_s for index in started)
     kind = "semi-real" if "semireal" in name else "real"
-    return Outcome(kind, len(started), over, found.gap, found.within_bound)
+    return Outcome(kind, ratio, len(started), over, found.gap, found.within_bound)
 
 
 def line(aim: Aim, outcomes: Sequence[Outcome]) -> str:
@@ -95,9 +96,17 @@ def line(aim: Aim, outcomes: Sequence[Outcome]) -> str:
     broken = sum(not is_within for _, is_within in known)
     return (
         f"{aim.name:20} started {started:5}, over the bound {over:4} ({100 * over / max(1, started):4.1f} %); "
-        f"gap median {100 * median(gaps):4.1f} %, mean {100 * fmean(gaps):4.1f} %; "
+        f"gap median {100 * median(gaps):4.1f} %, mean {100 * fmean(gaps):4.1f} % (by bound {_by_bound(outcomes)}); "
         f"within 2 % {100 * near / len(known):3.0f} %, breaks a limit {100 * broken / len(known):.1f} % of {len(known)}"
     )
+
+
+def _by_bound(outcomes: Sequence[Outcome]) -> str:
+    means = []
+    for ratio in RATIOS:
+        gaps = [one.gap for one in outcomes if one.ratio == ratio and one.gap is not None]
+        means.append(f"{100 * fmean(gaps):.1f}" if gaps else "-")
+    return " / ".join(means)
 
 
 def tables(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, Table]]:
