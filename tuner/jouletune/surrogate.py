@@ -43,7 +43,7 @@ Ints = NDArray[np.int64]
 LATENCY, ENERGY = 0, 1
 
 # Standard deviations of logarithms. Physics cannot say how rough tables are: each size is tried and weighed.
-_SMOOTH = (0.03, 0.09)
+_SMOOTH = (0.03, 0.09, 0.27)
 _ROUGH = (0.003, 0.01, 0.03)
 _LEVEL = 1.0  # of all rows together: the reference's own latency and power, which no model knows
 _DRIFT_LATENCY, _DRIFT_POWER = 0.0005, 0.0015  # per window: a die that warms by some degrees leaks a few per mille more
