@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = {
     "jouletune": (
         *("errors", "space", "objective", "table", "quantiles", "trace", "latency", "measurement", "trial", "earlier"),
-        *("physics", "kernel", "surrogate", "mixture", "front"),
+        *("physics", "kernel", "surrogate", "mixture", "worth", "front"),
         *("descent", "standing", "plain", "sampler", "joule", "search", "finals", "decision", "suggest", "replay"),
         *("report", "__main__"),
     ),

@@ -1,10 +1,7 @@
 """The sampler that this project is for: what to measure next, what to choose, when to stop, and how sure that is.
 
-One more window is worth what it would change. For each candidate, in each part of the belief: how far would its
-energy's mean move (a candidate that is known well moves little, so a replicate is weighed by the same rule as a new
-one), how likely would it then pass the latency bound with the margin that a choice needs, and how much would then be
-saved against the present choice. The present choice itself is worth measuring again where another could take its
-place. The sum over the parts is the expected gain; the largest is proposed.
+What one more window is worth is said in `jouletune.worth`; the candidate of most worth is proposed. A candidate that is
+known well moves little, so replicates and new candidates are weighed by one rule.
 
 The choice is the measured candidate of least mean energy whose latency passes the bound with a margin that follows
 its standard error. The search stops when the expected gain of one more window was twice running under a tenth of the
@@ -23,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from optuna.study import Study
 from optuna.trial import FrozenTrial
-from scipy.special import ndtr
 
 from jouletune.earlier import Earlier
 from jouletune.mixture import Combined, Mixture
@@ -32,6 +28,7 @@ from jouletune.sampler import Belief, CandidateSampler, Outlook, Question
 from jouletune.space import Space
 from jouletune.standing import Standing, Standings, standings_of
 from jouletune.surrogate import ENERGY, LATENCY, Reading, Surrogate
+from jouletune.worth import MARGIN, better, chance, fallback, gain_of_bound, gains, margin, would_pass
 
 Array = NDArray[np.float64]
 
@@ -39,10 +36,7 @@ _CLEARLY = 0.01  # less energy by so much is clearly better
 _STOP_SHARE = 0.1
 _LEAST_GAIN = 1e-4
 _HOPELESS = 0.005  # the search for anything feasible ends below this probability
-_MARGIN = 1.7  # standard errors of a candidate's own latency
-_MARGIN_WITH_BOUND = 1.5  # of its latency and the bound's together
 _MOST_WINDOWS = 6  # of one candidate in a search
-_LEAST_SD = 1e-6
 _NOTHING = 1e-6
 _ERRORS = (0.005, 0.01)  # latency and energy of a window, until one was seen
 
@@ -55,6 +49,7 @@ class View:
     bound: float | None
     ranked: tuple[int, ...]  # the measured candidates that pass, best first
     gain: Array  # of one more window, by candidate; where nothing passes yet, the probability that it would
+    ahead: Array  # the same where more windows follow: over what the best of the other candidates would bring for sure
     doubtful: tuple[int, ...]  # measured once, not believed, and the best of all if it were true
     feasible: Array  # probability, by candidate
     within: Array  # probability of a latency within the bound alone, which is what a risk is of
@@ -85,7 +80,8 @@ class JouleSampler(CandidateSampler):
             return None
         if self._has_ended(view, allowed):
             return next((index for index in view.doubtful if allowed[index]), None)
-        return int(np.argmax(np.where(allowed, view.gain, -1.0)))
+        is_last = self.question.budget is not None and len(self._seen) + 1 >= self.question.budget
+        return int(np.argmax(np.where(allowed, view.gain if is_last else view.ahead, -1.0)))
 
     def _has_ended(self, view: View, allowed: NDArray[np.bool_]) -> bool:
         most = float(view.gain[allowed].max())
@@ -217,19 +213,10 @@ def judge(mixture: Mixture, seen: Standings, question: Question, errors: tuple[f
         and not _is_barred(standing, question)
         and index in mixture.trusted
         and (bound is None or mean[index] + margin(sd[index], bound_se) <= bound)
-        and (power is None or power.middle()[index] + _MARGIN * power.spread()[index] <= 0.0)
+        and (power is None or power.middle()[index] + MARGIN * power.spread()[index] <= 0.0)
     ]
     ranked = tuple(sorted(passing, key=lambda index: cost.middle()[index]))
-    latency = (mixture.latency, mixture.latency_sd)
-    passes: Array = np.ones_like(mixture.latency)
-    within: Array = np.ones_like(mixture.latency)
-    if bound is not None:
-        within = _chance(*latency, bound, bound_se)
-        passes = _would_pass(*latency, bound, bound_se, error=errors[LATENCY])
-    draws: Array = np.ones_like(mixture.latency)
-    if power is not None:
-        draws = _chance(power.mean, power.sd, 0.0, 0.0)
-        passes *= _would_pass(power.mean, power.sd, 0.0, 0.0, error=errors[ENERGY])
+    passes, within, draws = _kept(mixture, power, (bound, bound_se), errors)
     feasible = within * draws
     for index, standing in seen.items():
         if standing.cut:
@@ -238,24 +225,42 @@ def judge(mixture: Mixture, seen: Standings, question: Question, errors: tuple[f
             passes[:, index] = feasible[:, index] = 0.0
     if not ranked:
         gain = passes.mean(axis=0)
-        better = float(feasible.mean(axis=0).max())
-        return View(mixture, bound, ranked, gain, (), feasible.mean(axis=0), within.mean(axis=0), better)
-    gain = _gain(cost, ranked, passes, question.objective.se_ratio(errors[ENERGY], errors[LATENCY]))
+        most = float(feasible.mean(axis=0).max())
+        return View(mixture, bound, ranked, gain, gain, (), feasible.mean(axis=0), within.mean(axis=0), most)
+    error = question.objective.se_ratio(errors[ENERGY], errors[LATENCY])
+    lead = fallback(cost, ranked[0], passes)
+    gain, ahead = gains(cost, ranked, passes, error, (np.zeros_like(lead), lead))
     if bound is not None and bound_se > 0.0:
         home, kept = mixture.reference, draws.mean(axis=0)
         known = {i: float(kept[i]) for i, one in seen.items() if one.measured and not _is_barred(one, question)}
-        again = _gain_of_bound(cost, known, ranked[0], (bound, bound_se), errors[LATENCY])
-        gain[home] = max(gain[home], again)
+        again = gain_of_bound(cost, known, ranked[0], (bound, bound_se), errors[LATENCY])
+        gain[home], ahead[home] = max(gain[home], again), max(ahead[home], again - lead[home])
     return View(
         mixture,
         bound,
         ranked,
         gain,
+        ahead,
         _doubtful(cost, seen, question, ranked[0]),
         feasible.mean(axis=0),
         within.mean(axis=0),
-        _better(cost, ranked[0], feasible, _CLEARLY),
+        better(cost, ranked[0], feasible, _CLEARLY),
     )
+
+
+def _kept(
+    mixture: Mixture, power: Combined | None, bound: tuple[float | None, float], errors: tuple[float, float]
+) -> tuple[Array, Array, Array]:
+    """Probabilities by part: that a candidate passes once it was measured, keeps the bound, keeps the limit of power."""
+    latency, (log, se) = (mixture.latency, mixture.latency_sd), bound
+    passes, within, draws = (np.ones_like(mixture.latency) for _ in range(3))
+    if log is not None:
+        within = chance(*latency, log, se)
+        passes = would_pass(*latency, log, se, error=errors[LATENCY])
+    if power is not None:
+        draws = chance(power.mean, power.sd, 0.0, 0.0)
+        passes = passes * would_pass(power.mean, power.sd, 0.0, 0.0, error=errors[ENERGY])
+    return passes, within, draws
 
 
 def _power(mixture: Mixture, seen: Standings, question: Question) -> Combined | None:
@@ -301,84 +306,9 @@ def _bound(mixture: Mixture, seen: Standings, question: Question) -> tuple[float
     return bound + moved, float(sd[mixture.reference])
 
 
-def _gain_of_bound(
-    cost: Combined, measured: Mapping[int, float], choice: int, bound: tuple[float, float], error: float
-) -> float:
-    """Expected saving by measuring the reference, and so the bound, again: who would pass then?
-
-    `measured`: of each candidate, the probability that it keeps the limit of power.
-    """
-    bound_log, bound_se = bound
-    mean, sd = cost.mixture.latencies()
-    middle = cost.middle()
-    whole = math.hypot(bound_se, error)
-    left, moved = bound_se * error / whole, bound_se**2 / whole
-    gains = [
-        kept
-        * float(middle[choice] - middle[index])
-        * float(ndtr((bound_log - margin(sd[index], left) - mean[index]) / moved))
-        for index, kept in measured.items()
-        if middle[index] < middle[choice] and mean[index] + margin(sd[index], bound_se) > bound_log
-    ]
-    return max(gains, default=0.0)
-
-
-def margin(sd: float, bound_se: float) -> float:
-    """How far below the log of the bound a mean has to be."""
-    return max(_MARGIN * sd, _MARGIN_WITH_BOUND * math.hypot(sd, bound_se))
-
-
 def _is_barred(standing: Standing, question: Question) -> bool:
     """Was it mostly infeasible for a reason that the model knows nothing of (the rate was not reached)?"""
     bound_s, limit_w = question.bound_s or math.inf, question.max_power_w or 0.0
     other = [w for w in standing.measured if not w.feasible and w.latency_upper_s <= bound_s]
     other = [w for w in other if w.power_w <= limit_w or not limit_w]
     return 2 * len(other) >= len(standing.measured) > 0
-
-
-def _chance(mean: Array, sd: Array, bound: float, bound_se: float) -> Array:
-    """Probability that each is within the bound, by part."""
-    return np.asarray(ndtr((bound - mean) / np.hypot(sd, bound_se)))
-
-
-def _would_pass(mean: Array, sd: Array, bound: float, bound_se: float, *, error: float) -> Array:
-    """Probability that each candidate passes once it was measured (again), by part."""
-    whole = np.hypot(sd, error)
-    left = sd * error / whole
-    needed = np.maximum(_MARGIN * left, _MARGIN_WITH_BOUND * np.hypot(left, bound_se))
-    return np.asarray(ndtr((bound - needed - mean) / np.maximum(sd**2 / whole, _LEAST_SD)))
-
-
-def _gain(cost: Combined, ranked: Sequence[int], passes: Array, error: float) -> Array:
-    """Expected saving by one more window of each candidate."""
-    choice = ranked[0]
-    shared = cost.shared(choice)
-    variance = cost.sd**2
-    whole = np.sqrt(variance + error**2)
-    moved = np.maximum((variance - shared) / whole, _LEAST_SD)
-    mean = cost.middle()
-    # The choice's own uncertainty is not resolved by measuring another: its mean is what counts.
-    less = mean[choice] - cost.mean
-    gain = (_expected_excess(less, moved) * passes).mean(axis=0)
-    gain[choice] = 0.0
-    if len(ranked) > 1:
-        second = ranked[1]
-        own = np.maximum((variance - shared[:, [second]]) / whole, _LEAST_SD)[:, choice]
-        # With the choice's mean moved up, the second takes its place.
-        gain[choice] = float(_expected_excess(cost.mean[:, choice] - mean[second], own).mean())
-    return np.asarray(gain)
-
-
-def _expected_excess(mean: Array, sd: Array) -> Array:
-    """E[max(0, x)] of a Gaussian."""
-    z = mean / sd
-    return np.asarray(sd * (z * ndtr(z) + np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)))
-
-
-def _better(cost: Combined, choice: int, feasible: Array, by: float) -> float:
-    """Probability that some feasible candidate costs less by more than `by`; rows taken as independent in a part."""
-    spread = cost.sd**2 + cost.sd[:, [choice]] ** 2 - 2.0 * cost.shared(choice)
-    less = cost.mean[:, [choice]] - by - cost.mean
-    each = feasible * ndtr(less / np.sqrt(np.maximum(spread, _LEAST_SD**2)))
-    each[:, choice] = 0.0
-    return float(1.0 - np.prod(1.0 - each, axis=1).mean())
