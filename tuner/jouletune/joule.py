@@ -252,15 +252,16 @@ def _kept(
     mixture: Mixture, power: Combined | None, bound: tuple[float | None, float], errors: tuple[float, float]
 ) -> tuple[Array, Array, Array]:
     """Probabilities by part: that a candidate passes once it was measured, keeps the bound, keeps the limit of power."""
-    latency, (log, se) = (mixture.latency, mixture.latency_sd), bound
-    passes, within, draws = (np.ones_like(mixture.latency) for _ in range(3))
-    if log is not None:
-        within = chance(*latency, log, se)
-        passes = would_pass(*latency, log, se, error=errors[LATENCY])
+    latency, (at, se) = (mixture.latency, mixture.latency_sd), bound
+    within: Array = np.ones_like(mixture.latency)
+    passes, draws = within, within
+    if at is not None:
+        within = chance(*latency, at, se)
+        passes = would_pass(*latency, at, se, error=errors[LATENCY])
     if power is not None:
         draws = chance(power.mean, power.sd, 0.0, 0.0)
         passes = passes * would_pass(power.mean, power.sd, 0.0, 0.0, error=errors[ENERGY])
-    return passes, within, draws
+    return passes.copy(), within.copy(), draws
 
 
 def _power(mixture: Mixture, seen: Standings, question: Question) -> Combined | None:
