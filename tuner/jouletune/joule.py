@@ -251,7 +251,7 @@ def judge(mixture: Mixture, seen: Standings, question: Question, errors: tuple[f
 def _kept(
     mixture: Mixture, power: Combined | None, bound: tuple[float | None, float], errors: tuple[float, float]
 ) -> tuple[Array, Array, Array]:
-    """Probabilities by part: that a candidate passes once it was measured, keeps the bound, keeps the limit of power."""
+    """Probabilities by part: to pass once it was measured, to keep the bound, to keep the limit of power."""
     latency, (at, se) = (mixture.latency, mixture.latency_sd), bound
     within: Array = np.ones_like(mixture.latency)
     passes, draws = within, within
