@@ -196,13 +196,14 @@ def test_a_shell_has_its_terminal_back_while_a_watch_is_stopped_and_after_it_was
 
 def _tune(folder: Path) -> list[str]:
     board = ["--virtual", "agx-orin-64gb", "--state-dir", str(folder / "state")]
-    return [*JOULED, "tune", *board, "--latency-bound-ratio", "1.2", "--seed", "1"]
+    long = ["--budget", "500", "--sampler", "random", "--max-duration-s", "604800"]  # it does not end by itself
+    return [*JOULED, "tune", *board, "--latency-bound-ratio", "1.2", "--seed", "1", *long]
 
 
 def test_tune_is_drawn_and_q_puts_the_board_back_and_says_so(tmp_path: Path) -> None:
     with session(_tune(tmp_path), 80, 24, LC_ALL="C") as shown:
         shown.shows("q stops and puts the board back")
-        shown.shows("of at most 15 windows")
+        shown.shows("of at most 500 windows")
         shown.resize(60, 30)
         shown.until(lambda screen: len(screen.lines[2]) == 59)
         shown.press("qq")
@@ -217,7 +218,7 @@ def test_tune_is_drawn_and_q_puts_the_board_back_and_says_so(tmp_path: Path) -> 
 
 def test_the_terminal_is_whole_after_a_tune_was_killed(tmp_path: Path) -> None:
     with session(_tune(tmp_path), 200, 50) as shown:
-        shown.shows("of at most 15 windows")
+        shown.shows("of at most 500 windows")
         screen = shown.shows("reference  ")
         shown.process.send_signal(signal.SIGKILL)
         shown.end()

@@ -116,7 +116,8 @@ class Display:
         size = self._terminal.size()
         drawn_s = -_PASSING_S
         while not self._is_over:
-            pause_s = _SOON_S if self._is_dirty or size != self._terminal.size() else _PASSING_S
+            is_due = self._is_dirty or self._terminal.is_stale or size != self._terminal.size()
+            pause_s = _SOON_S if is_due else _PASSING_S
             left_s = drawn_s + pause_s - self._now_s()
             if left_s > 0:
                 self._press(self._terminal.wait(left_s))

@@ -94,6 +94,11 @@ class Terminal:
         """As it is now."""
         return size_of(self._out, self._environ)
 
+    @property
+    def is_stale(self) -> bool:
+        """Does nothing of ours stand there, or not for sure?"""
+        return self._drawn is None
+
     # --- beginning and end ------------------------------------------------------------------------------
 
     def open(self) -> None:
@@ -151,8 +156,8 @@ class Terminal:
             return
         if self._drawn is None:  # what stands on the screen goes up, where it can be scrolled back to
             self._write(b"\r\n" * (self.size().rows - 1))
+        self._drawn = frame  # before it is written: who is stopped in the middle of it must draw again
         self._write(frame)
-        self._drawn = frame
 
     def clear(self) -> None:
         """Take the picture away; whatever is printed next begins at the top."""

@@ -215,7 +215,7 @@ def _draw(terminal: Terminal, feed: Feed, view: View) -> None:
 
     drawn_s, size, is_dirty = -_PASSING_S, terminal.size(), True
     while not view.is_left:
-        pause_s = _SOON_S if is_dirty or size != terminal.size() else _PASSING_S
+        pause_s = _SOON_S if is_dirty or terminal.is_stale or size != terminal.size() else _PASSING_S
         left_s = drawn_s + pause_s - time.monotonic()
         if left_s > 0:
             for key in terminal.wait(left_s):
