@@ -24,7 +24,7 @@ from bench.search_tally import Run, groups, shares
 # Constants by module, each a number or several; see there for what they mean.
 CONSTANTS = {
     "jouletune.surrogate": ("_SMOOTH", "_ROUGH"),
-    "jouletune.kernel": ("_REACH_CLOCK", "_REACH_RANK"),
+    "jouletune.kernel": ("_REACH_CLOCK", "_REACH_COUNT", "_REACH_RANK"),
 }
 OWN = "own"
 Setting = tuple[str, str, float]
