@@ -18,7 +18,7 @@ from jouled.cli.progress import Progress
 from jouled.config import load
 from jouled.job.cancel import Cancellation
 from jouled.job.earlier import MOST, MOST_JOBS, Known, Old, find_known, identity_of
-from jouled.job.events import Event
+from jouled.job.events import Event, encode
 from jouled.job.job import run_job
 from jouled.job.request import Request
 from jouled.job.result import JobResult
@@ -27,6 +27,7 @@ from jouled.ledger import Ledger
 from jouled.study import open_storage, study_path
 from jouled.virtual.machine import VirtualMachine
 from jouled.virtual.runner import VirtualRunner
+from jouled.worker.protocol import MAX_LINE_BYTES
 from jouled.workload.runner import Arrival
 from jouletune.earlier import Earlier, decode_earlier, encode_earlier
 from jouletune.errors import SearchError
@@ -374,3 +375,12 @@ def test_earlier_windows_survive_json() -> None:
     assert decode_earlier(encode_earlier(EARLIER), 8) == EARLIER
     with pytest.raises(SearchError, match="earlier: wanted index"):
         decode_earlier([{"index": 1}], 8)
+
+
+def test_the_most_that_can_be_known_fits_into_a_line_of_the_workers_protocol() -> None:
+    window = Earlier(
+        1999, 0.13393198849096885, 0.0008391688114213357, 0.004247654625475193, 4.82548931444603e-07, 1e7 / 3
+    )
+    why = {f"another latency_percentile of job {number}": number for number in range(20)}
+    known = Known((window,) * MOST, MOST_JOBS, why)
+    assert len(encode({"event": "phase", "phase": "known", **known.as_fields()})) < 0.75 * MAX_LINE_BYTES
