@@ -1,6 +1,7 @@
 # make demo     sets up and tunes a virtual board      make test      sets up and runs the tests
 # make lint     ruff and mypy alone                    make format    lets ruff lay the code out
 # make bench    the two benches: recorded joules and decisions         make wheel    builds dist/*.whl
+# make deb      builds dist/*.deb, amd64 and arm64, from wheels that pip downloads: DEB_ARCHS=arm64 for one; make sdist
 # make bench-search     the samplers against each other on recorded grids: BENCH_ARGS="FOLDER --samplers joule,descent"
 # make bench-search-retune   what a retune gains from what is known: BENCH_ARGS="FOLDER --seeds 10"
 # make bench-search-virtual   whole jobs on the virtual board: what share of the attainable saving each sampler keeps
@@ -13,6 +14,7 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+DEB_ARCHS ?= amd64 arm64
 
 VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
@@ -20,7 +22,7 @@ READY := $(VENV)/ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 DEMO := --virtual agx-orin-64gb --state-dir build/demo
 
-.PHONY: demo test lint format bench bench-recorded bench-search bench-search-retune bench-search-virtual bench-decisions bench-control bench-idle bench-scrape bench-meter bench-runner bench-soak bench-power-cut wheel clean setup
+.PHONY: demo test lint format bench bench-recorded bench-search bench-search-retune bench-search-virtual bench-decisions bench-control bench-idle bench-scrape bench-meter bench-runner bench-soak bench-power-cut wheel sdist deb clean setup
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -104,6 +106,12 @@ wheel: $(READY)
 	@rm -rf dist
 	$(BIN)/python -m pip --disable-pip-version-check --quiet wheel --no-deps --no-build-isolation -w dist .
 	@ls dist
+
+sdist: $(READY)
+	@$(BIN)/python -m hatchling build -t sdist -d dist
+
+deb: $(READY)
+	@for arch in $(DEB_ARCHS); do PYTHON=$(CURDIR)/$(BIN)/python units/deb/build $$arch dist || exit 1; done
 
 clean:
 	rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -277,7 +277,7 @@ def test_wheel_holds_both_packages_with_their_data_and_nothing_else(tmp_path: Pa
         for top in ("daemon", "tuner")
         for path in _files()
         if path.is_relative_to(ROOT / top)
-    } | {f"jouled/install/units/{path.name}" for path in (ROOT / "units").iterdir()}
+    } | {f"jouled/install/units/{path.name}" for path in (ROOT / "units").iterdir() if path.is_file()}
     assert packed == wanted
 
 

@@ -150,6 +150,9 @@ def test_an_image_gets_its_files_and_links_and_nothing_is_started(tmp_path: Path
     assert {path.name for path in tmp_path.rglob("*") if path.is_symlink()} == wanted
     again = json.loads(jouled("install", "--prefix", str(tmp_path), "--json").stdout)
     assert (again["changed"], again["is_config_new"], again["was_there"]) == ([], False, True)
+    gone = json.loads(jouled("uninstall", "--prefix", str(tmp_path), "--json").stdout)
+    assert len(gone["removed"]) == len(Layout().files())
+    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == [Layout(tmp_path).config]
 
 
 def test_an_address_other_than_the_configured_one_is_refused_before_anything_is_laid(tmp_path: Path) -> None:

@@ -204,7 +204,9 @@ def _service_verbs(verbs: Any) -> None:
         "stays. May be run again, with another version too.",
     )
     install.add_argument("--metrics-listen", metavar="ADDR:PORT", help="for a new configuration")
-    install.add_argument("--prefix", metavar="DIR", type=Path, help="lay the files below DIR, start nothing")
+    what = install.add_mutually_exclusive_group()
+    what.add_argument("--prefix", metavar="DIR", type=Path, help="lay the files below DIR, start nothing")
+    what.add_argument("--stop-only", action="store_true", help="an upgrade's first half: end the job, stop, lay nothing")
     uninstall = verbs.add_parser(
         "uninstall",
         help="put the board's own mode in force, then take the service off",
@@ -212,6 +214,7 @@ def _service_verbs(verbs: Any) -> None:
     )
     uninstall.add_argument("--purge", action="store_true", help="remove configuration and state too")
     uninstall.add_argument("--leave-board", action="store_true", help="touch no knob, whatever is in force")
+    uninstall.add_argument("--prefix", metavar="DIR", type=Path, help="take the files below DIR away, stop nothing")
     for parser in (install, uninstall):
         _output_options(parser)
 

@@ -14,7 +14,7 @@ from jouled.config import Config, load
 from jouled.errors import NotPermittedError, UsageError
 from jouled.install.command import own_command
 from jouled.install.layout import Layout, script_of
-from jouled.install.service import Installed, Uninstalled, stage
+from jouled.install.service import Installed, Uninstalled, stage, stop, unstage
 from jouled.install.service import install as install_service
 from jouled.install.service import uninstall as uninstall_service
 from jouled.install.systemd import check_systemd
@@ -29,6 +29,8 @@ def install(arguments: argparse.Namespace) -> int:
         check_systemd(processes)
         _require_root("install")
     config = _check_config(Layout(prefix or Path("/")).config, listen)
+    if arguments.stop_only:
+        return _stop(processes, as_json=arguments.json)
     if prefix is None:
         done = install_service(processes, metrics_listen=listen)
     else:
@@ -37,6 +39,13 @@ def install(arguments: argparse.Namespace) -> int:
         print(json.dumps(_installed_json(done, prefix)))
     else:
         print(_installed_text(done, prefix, config))
+    return 0
+
+
+def _stop(processes: Processes, *, as_json: bool) -> int:
+    was_there = stop(processes)
+    said = "jouled is stopped" if was_there else "there is no jouled service on this machine"
+    print(json.dumps({"schema": 1, "was_there": was_there}) if as_json else said)
     return 0
 
 
@@ -92,12 +101,18 @@ def _installed_text(done: Installed, prefix: Path | None, config: Config) -> str
 def uninstall(arguments: argparse.Namespace) -> int:
     """The board's own mode, then off with it. Raises JouledError."""
     processes = Processes(mark="uninstall")
-    check_systemd(processes)
-    _require_root("uninstall")
-    done = uninstall_service(processes, SystemClock(), purge=arguments.purge, leave_board=arguments.leave_board)
+    prefix: Path | None = arguments.prefix
+    if prefix is None:
+        check_systemd(processes)
+        _require_root("uninstall")
+        done = uninstall_service(processes, SystemClock(), purge=arguments.purge, leave_board=arguments.leave_board)
+    else:
+        done = unstage(processes, prefix.absolute())
     if arguments.json:
         body = {"removed": done.removed, "is_stock_mode": done.is_stock_mode, "left": done.left}
         print(json.dumps({"schema": 1, **body}, default=str))
+    elif prefix is not None:
+        print(f"took {len(done.removed)} files below {prefix} away; nothing was stopped")
     else:
         print(_uninstalled_text(done))
     return 0

@@ -49,9 +49,7 @@ def install(processes: Processes, *, metrics_listen: str | None = None) -> Insta
     check_systemd(processes)
     check_command(processes)
     layout, command = Layout(), own_command()
-    was_there = layout.unit(units.SERVICE).exists()
-    if was_there:
-        _stop(processes, layout)
+    was_there = stop(processes)
     changed = write_files(layout, command)
     call(processes, "systemd-sysusers", str(layout.sysusers))
     call(processes, "systemd-tmpfiles", "--create", str(layout.tmpfiles))
@@ -63,6 +61,18 @@ def install(processes: Processes, *, metrics_listen: str | None = None) -> Insta
     return Installed(command, changed, is_config_new, was_there, write_link(layout, command))
 
 
+def stop(processes: Processes) -> bool:
+    """End the job if one runs, with the board as it was found, then the daemon and the worker; was there a service?
+
+    A winner stays in force, unless `keep.on_stop` says otherwise. Raises JouledError.
+    """
+    layout = Layout()
+    if not layout.unit(units.SERVICE).exists():
+        return False
+    _stop(processes, layout)
+    return True
+
+
 def stage(processes: Processes, prefix: Path, command: Sequence[str], *, metrics_listen: str | None) -> Installed:
     """Lay the files below `prefix` for an image that boots later. Nothing is started. Raises JouledError."""
     layout = Layout(prefix)
@@ -71,6 +81,17 @@ def stage(processes: Processes, prefix: Path, command: Sequence[str], *, metrics
     is_config_new = write_config(layout, metrics_listen)
     call(processes, "systemctl", f"--root={prefix}", "enable", "--quiet", *units.ENABLED)
     return Installed(tuple(command), changed, is_config_new, was_there, write_link(layout, command))
+
+
+def unstage(processes: Processes, prefix: Path) -> Uninstalled:
+    """Take away what `stage` has laid in an image. Raises JouledError."""
+    layout = Layout(prefix)
+    present = [name for name in units.UNITS if layout.unit(name).exists()]
+    if present:
+        call(processes, "systemctl", f"--root={prefix}", "disable", "--quiet", *present)
+    removed = remove_files(layout)
+    remove_link(layout)
+    return Uninstalled(removed, is_stock_mode=False, left=())
 
 
 def uninstall(processes: Processes, clock: Clock, *, purge: bool = False, leave_board: bool = False) -> Uninstalled:
