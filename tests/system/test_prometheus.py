@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,11 +173,6 @@ def _is_ready(stage: Stage) -> bool:
         return False
 
 
-def _panels() -> list[dict[str, Any]]:
-    pages = (json.loads((ROOT / "dashboards" / name).read_text()) for name in PAGES)
-    return [panel for page in pages for panel in page["panels"] if panel["type"] != "row"]
-
-
 def _number(path: Path) -> int:
     return int(path.read_text())
 
@@ -237,16 +232,19 @@ def truth(stage: Stage, at_s: float, reference: str) -> dict[str, dict[str, Any]
     jobs = {record["job"]: record["wall_s"] for record in stage.retunes()}
     running = [wall_s for job, wall_s in jobs.items() if job not in {result["job"] for result in results}]
     decided = [result for result in results if result["applied"]]
-    state = "tuning" if running else "idle"
-    source = "winner" if decided else "reference"
-    mode = reference if running else plant.mode
-    power_w, hottest_c = sum(plant.rails_w.values()), max(plant.zones_c.values())
-    outcomes = {name: float(sum(result["outcome"] == name for result in results)) for name in EXIT_CODES}
-    trials = [(record["job"], record["trial"]["index"], record["trial"]["policy"]) for record in stage.ledger("trial")]
-    invalid = [record["trial"]["invalid"] for record in stage.ledger("trial")]
-    disturbed_s = sum(result["disturbed_s"] for result in results)
-    is_right = 0.0 if running else 1.0
-    found: dict[str, dict[str, Any]] = {
+    found = _sensed(plant) | _counted(stage, results)
+    found |= _standing("tuning" if running else "idle", reference if running else plant.mode, bool(decided))
+    if running:
+        found["The job that runs"] = found["Trials"]
+        found["Job running for"] = {"running for": pytest.approx(at_s - running[0], abs=1.0)}
+        found["Alerts"] = {"orin JouledJobTooLong": 1.0}
+    return found | (_decision(stage, decided[-1], at_s) if decided else {})
+
+
+def _standing(state: str, mode: str, has_winner: bool) -> dict[str, dict[str, Any]]:
+    """What the board is in, and what only something wrong would change."""
+    is_right, source = float(state == "idle"), "winner" if has_winner else "reference"
+    return {
         "State": {state: 1.0},
         "State over time": {state: 1.0},
         "State by board": {f"orin {state}": 1.0},
@@ -257,6 +255,24 @@ def truth(stage: Stage, at_s: float, reference: str) -> dict[str, dict[str, Any]
         "Quarantined modes": {"modes": 0.0},
         "Board": {"p3701-0005 L4T 36.4.3 MAXN": 1.0},
         "jouled": {__version__: 1.0},
+        "Put right, taken back": {"put in force again": 0.0, "rolled back": 0.0},
+        "Boards that answer": {"boards": 1.0},
+        "Winner in force": {"boards": is_right if has_winner else 0.0},
+        "Not in force": {"boards": 0.0},
+        "Tuning": {"boards": float(state == "tuning")},
+        "Stale winners": {"boards": 0.0},
+        "Held": {"boards": 0.0},
+        "Boards A": {state: 1.0},
+        "Boards B": {mode: 1.0},
+        "Boards C": {"orin": is_right},
+        "Boards G": {"orin": 0.0},
+    }
+
+
+def _sensed(plant: Plant) -> dict[str, dict[str, Any]]:
+    """What the sensors say."""
+    power_w, hottest_c = sum(plant.rails_w.values()), max(plant.zones_c.values())
+    found: dict[str, dict[str, Any]] = {
         "Power": {"power": power_w},
         "Power of all": {"power": power_w},
         "Power by board": {"orin": power_w},
@@ -267,34 +283,29 @@ def truth(stage: Stage, at_s: float, reference: str) -> dict[str, dict[str, Any]
         "Throttle events since boot": dict(plant.events),
         "Throttle events by board": {"orin": sum(plant.events.values())},
         "Readings that failed": dict.fromkeys(("rails", "clocks", "caps", *plant.events, *plant.zones_c), 0.0),
-        "Jobs by outcome": outcomes,
-        "Jobs of all boards by outcome": outcomes,
-        "Windows thrown away": {reason.value: float(invalid.count(reason.value)) for reason in Invalid},
-        "Trials": {"trials": float(len(set(trials)))},
-        "Time disturbed": {"disturbed": disturbed_s},
-        "Time disturbed by board": {"orin": disturbed_s},
-        "Put right, taken back": {"put in force again": 0.0, "rolled back": 0.0},
-        "Boards that answer": {"boards": 1.0},
-        "Winner in force": {"boards": is_right if decided else 0.0},
-        "Not in force": {"boards": 0.0},
-        "Tuning": {"boards": float(len(running))},
-        "Stale winners": {"boards": 0.0},
-        "Held": {"boards": 0.0},
-        "Boards A": {state: 1.0},
-        "Boards B": {mode: 1.0},
-        "Boards C": {"orin": is_right},
         "Boards E": {"orin": power_w},
         "Boards F": {"orin": hottest_c},
-        "Boards G": {"orin": 0.0},
-        "Boards H": {"orin": disturbed_s},
     }
     for domain in _DOMAINS:
         found[f"{domain.upper()} clock"] = {"clock": plant.clock_hz[domain], "cap": plant.cap_hz[domain]}
-    if running:
-        found["The job that runs"] = {"trials": float(len(set(trials)))}
-        found["Job running for"] = {"running for": pytest.approx(at_s - running[0], abs=1.0)}
-        found["Alerts"] = {"orin JouledJobTooLong": 1.0}
-    return found | (_decision(stage, decided[-1], at_s) if decided else {})
+    return found
+
+
+def _counted(stage: Stage, results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What the ledger adds up to."""
+    outcomes = {name: float(sum(result["outcome"] == name for result in results)) for name in EXIT_CODES}
+    trials = {(record["job"], record["trial"]["index"], record["trial"]["policy"]) for record in stage.ledger("trial")}
+    invalid = [record["trial"]["invalid"] for record in stage.ledger("trial")]
+    disturbed_s = sum(result["disturbed_s"] for result in results)
+    return {
+        "Jobs by outcome": outcomes,
+        "Jobs of all boards by outcome": outcomes,
+        "Windows thrown away": {reason.value: float(invalid.count(reason.value)) for reason in Invalid},
+        "Trials": {"trials": float(len(trials))},
+        "Time disturbed": {"disturbed": disturbed_s},
+        "Time disturbed by board": {"orin": disturbed_s},
+        "Boards H": {"orin": disturbed_s},
+    }
 
 
 def _decision(stage: Stage, result: Mapping[str, Any], at_s: float) -> dict[str, dict[str, Any]]:
