@@ -1,3 +1,7 @@
+"""Costs and power as sums of logarithms."""
+
+from __future__ import annotations
+
 import math
 
 import pytest

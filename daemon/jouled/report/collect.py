@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from jouled.errors import StateError, UsageError
+from jouled.job.ground import MOST_SCORED
 from jouled.job.result import JobResult
 from jouled.job.studies import space_of
 from jouled.job.summary import counted, energy_error, error_parts, mean_energy_j
@@ -22,14 +23,13 @@ from jouletune.earlier import Earlier, decode_earlier
 from jouletune.errors import JouletuneError
 from jouletune.front import Front, front_of
 from jouletune.measurement import Measurement
-from jouletune.report.facts import Job, Point, Spread, Window
+from jouletune.report.facts import SIDES, Job, Point, Spread, Window, candidate_of
 from jouletune.space import Space
 from jouletune.trial import Infeasible, Trial
 
 log = logging.getLogger(__name__)
 
 _LEAST_WINDOWS, _LEAST_CANDIDATES = 4, 3  # before the model says anything of the rest
-_MOST_CANDIDATES = 2000
 
 Event = Mapping[str, Any]
 
@@ -191,8 +191,6 @@ def _points(trials: Sequence[Trial], result: Mapping[str, Any], space: Space | N
 
 def _side_at(result: Mapping[str, Any], space: Space | None, index: int, policy: str) -> Mapping[str, Any] | None:
     """The side of the result that stands there: its numbers are pooled over windows, and are the ones decided on."""
-    from jouletune.report.facts import SIDES, candidate_of
-
     if space is None or index >= len(space):
         return None
     for name in SIDES:
@@ -233,7 +231,7 @@ def _front(
 ) -> Front | None:
     """What the model makes of all valid windows under the policy that was searched, and of those `known` from earlier
     jobs; None: too few for it."""
-    if space is None or not 1 < len(space) <= _MOST_CANDIDATES:
+    if space is None or not 1 < len(space) <= MOST_SCORED:
         return None
     policy = "locked" if result.get("clocks") == "locked" else "capped"
     told = [trial for trial in trials if trial.invalid is None and trial.policy == policy]
