@@ -1,10 +1,10 @@
-"""Pictures of a report in a headless browser, and what only a browser can tell: that it loads nothing and never scrolls
-sideways.
+"""Pictures of a report in a headless browser, and what only a browser can tell: that it loads nothing, never scrolls
+sideways, and that the numbers in its document are those of `tune --json`.
 
     python -m bench.report_captures [--out docs/img] [--browser chromium] [--state DIR] [--job JOB]
 
 Runs a job on a virtual board (unless --state names a folder that holds one), writes its report and opens it light, dark
-and 390 px wide. Ends with 1 where a request went out or a page is wider than its window.
+and 390 px wide. Ends with 1 where a request went out, a page is wider than its window or a number is another.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ BOARD = ("--virtual", "agx-orin-64gb")
 JOB = ("--latency-bound-ratio", "1.3", "--sampler", "joule", "--seed", "1")
 _MOST_BYTES = 400_000
 _WAIT_S = 20.0
+_LEAST_NUMBERS = 60
+# How many of the document's numbers there are, and how many are not what the result says at their path.
+_TOLD = """(told => [...document.querySelectorAll("data[data-json]")].map(each => JSON.parse(each.value) ===
+each.dataset.json.split(".").reduce((value, part) => value === null ? null : value[part], told))
+)(JSON.parse(document.getElementById("tune-json").textContent))"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,10 @@ async def look(page: Path, view: View, on: Browser) -> tuple[bytes, list[str]]:
     wide = await on.number("document.documentElement.scrollWidth")
     if wide > view.width:
         wrong.append(f"at {view.width} px the page is {wide} px wide")
+    if (numbers := await on.number(f"{_TOLD}.length")) < _LEAST_NUMBERS:
+        wrong.append(f"the page has only {numbers} numbers of the result")
+    if (others := await on.number(f"{_TOLD}.filter(same => !same).length")) > 0:
+        wrong.append(f"{others} numbers of the page are not those of the result")
     height = await on.number("document.documentElement.scrollHeight")
     await on.call("Emulation.setDeviceMetricsOverride", height=height, **size)
     shot = await on.call("Page.captureScreenshot", format="png")
@@ -173,7 +182,7 @@ def main() -> int:
         subprocess.run([*jouled, "report", arguments.job, *where, "--out", str(folder / "report")], check=True)
         page = folder / "report" / "index.html"
         wrong = asyncio.run(captures(page, arguments.out, arguments.browser, folder / "profile"))
-    print("\n".join(wrong) or "nothing was loaded, nothing scrolls sideways")
+    print("\n".join(wrong) or "nothing was loaded, nothing scrolls sideways, all numbers are those of the result")
     return 1 if wrong else 0
 
 

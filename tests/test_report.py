@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,29 @@ def test_every_number_on_the_page_is_the_one_that_tune_printed(made: Made) -> No
     wanted |= {"saving_ratio", "saving_interval.0", "saving_interval.1", "latency_bound_s", "duration_s", "disturbed_s"}
     wanted |= {"rail", "board", "base_mode", "workload", "grid_size", "seed", "measurements", "trials", "idle_power_w"}
     assert wanted <= {path for path, _ in found.told}
+
+
+def read_number(text: str) -> tuple[float, float]:
+    """What a reader takes it for, in SI units, and half of its last digit."""
+    found = re.fullmatch(r"±?\s*([−-]?[\d\s.]*\d)(?:\s?([mµ]?)(%|J|W|s|min|MHz|/s|windows?|candidates?))?", text)
+    assert found is not None, text
+    digits = re.sub(r"\s", "", found[1]).replace("−", "-")
+    factor = {"m": 1e-3, "µ": 1e-6}.get(found[2] or "", 1.0) * {"%": 0.01, "min": 60.0, "MHz": 1e6}.get(found[3], 1.0)
+    return float(digits) * factor, 0.5 * 10.0 ** -len(digits.partition(".")[2]) * factor
+
+
+def test_every_number_that_is_read_on_the_page_is_the_one_behind_it(made: Made) -> None:
+    told = re.findall(r'<data data-json="([^"]+)" value="([^"]+)">([^<]*)</data>', made.html.decode())
+    numbers = [(path, json.loads(unescape(value)), unescape(text)) for path, value, text in told]
+    numbers = [each for each in numbers if isinstance(each[1], int | float) and not isinstance(each[1], bool)]
+    assert len(numbers) >= 40
+    for path, value, text in numbers:
+        shown, half = read_number(text)
+        wanted = value
+        if path.endswith(".energy_se_j"):  # shown as a share of its energy
+            wanted = value / lookup(made.result, path.replace("_se_j", "_j"))
+        digits = 0.005 * abs(wanted) if text.endswith("/s") else 0.0  # three digits are shown, also of thousands
+        assert abs(shown - wanted) <= 1.001 * half + digits, (path, value, text)
 
 
 def test_the_page_and_the_json_beside_it_hold_the_whole_result(made: Made) -> None:
