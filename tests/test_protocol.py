@@ -26,6 +26,7 @@ from jouled.worker.protocol import (
     encode,
     error_of,
     finished,
+    fitting,
     parse_command,
 )
 
@@ -84,6 +85,14 @@ def test_line_beyond_64_kib_is_refused_before_it_is_kept() -> None:
     assert reader.feed(b"{}\n") == [{}]
     with pytest.raises(ProtocolError, match="65536 bytes"):
         encode({"x": "y" * MAX_LINE_BYTES})
+
+
+@pytest.mark.parametrize(("count", "is_told"), [(1000, True), (2000, False)])
+def test_a_space_too_large_for_a_line_is_left_to_the_ledger(count: int, *, is_told: bool) -> None:
+    row = [12, 2201600000, 1300500000, 3199000000, None, 1, 1]
+    event = {"event": "job_started", "board": "x", "space": {"reference": 0, "candidates": [row] * count}}
+    assert fitting(event) == (event if is_told else {"event": "job_started", "board": "x"})
+    encode(fitting(event))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object()])

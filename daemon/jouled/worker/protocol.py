@@ -45,6 +45,17 @@ def encode(message: Message) -> bytes:
     return data
 
 
+def fitting(event: Message) -> Message:
+    """`event`, without its `space` where that is too long for a line (some 1,350 candidates): the ledger has it."""
+    if "space" not in event:
+        return event
+    try:
+        encode(event)
+    except ProtocolError:
+        return {name: value for name, value in event.items() if name != "space"}
+    return event
+
+
 def _no_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is no JSON")
 

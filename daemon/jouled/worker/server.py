@@ -42,6 +42,7 @@ from jouled.worker.protocol import (
     busy,
     error_of,
     finished,
+    fitting,
     hello,
 )
 from jouled.worker.sdnotify import notify
@@ -285,7 +286,7 @@ class Server:
             if event["event"] == "finished":
                 last.update(event)
             else:
-                peer.send(finite(event))
+                peer.send(fitting(finite(event)))
 
         site = self._doors.open(request)
         try:
