@@ -9,6 +9,7 @@ from typing import Any
 
 from jouled.errors import StateError, UsageError
 from jouled.job.earlier import Known, find_known, identity_of, window_of
+from jouled.job.ground import MOST_SCORED
 from jouled.job.studies import space_of
 from jouled.ledger import Ledger, marked, rotated
 from jouletune.earlier import Earlier
@@ -19,7 +20,6 @@ from jouletune.trial import Infeasible, Trial
 
 LATEST = "latest"
 LEAST_CANDIDATES = 3
-MOST_CANDIDATES = 2000
 
 Event = Mapping[str, Any]
 
@@ -90,9 +90,9 @@ def _check(of: Ledgered, known: Known) -> None:
             f"too little was measured for a front: wanted at least {LEAST_CANDIDATES} candidates, got {count}",
             hint="measure more: jouled tune",
         )
-    if len(of.space) > MOST_CANDIDATES:
+    if len(of.space) > MOST_SCORED:
         raise UsageError(
-            f"a front is made of at most {MOST_CANDIDATES} candidates, got {len(of.space)}",
+            f"a front is made of at most {MOST_SCORED} candidates, got {len(of.space)}",
             hint="tune with a smaller --grid",
         )
 
