@@ -39,6 +39,7 @@ from jouled.config import Config, load
 from jouled.job.cancel import Cancellation
 from jouled.job.job import run_job
 from jouled.job.request import Request
+from jouled.job.result import JobResult
 from jouled.virtual.machine import VirtualMachine
 from jouled.virtual.runner import VirtualRunner
 from jouled.workload.runner import Arrival
@@ -120,6 +121,13 @@ def truth(setting: Setting) -> Plan:
     return Plan(modes, reference, setting.ratio * modes[reference][1])
 
 
+def in_force(result: JobResult, plan: Plan) -> PowerMode:
+    """The winner's mode; the reference's without one, and where it was rolled back."""
+    if result.winner is None or not result.applied:
+        return plan.reference
+    return result.winner.candidate.mode
+
+
 def run(setting: Setting, plan: Plan, sampler: str, seed: int) -> Job:
     """One whole job on a fresh board."""
     began_s = time.process_time()
@@ -133,7 +141,7 @@ def run(setting: Setting, plan: Plan, sampler: str, seed: int) -> Job:
         )
         runner = VirtualRunner(machine, setting.arrival)
         result = run_job(machine.host(folder), request, runner, cancellation=Cancellation())
-    mode = plan.reference if result.winner is None else result.winner.candidate.mode
+    mode = in_force(result, plan)
     return Job(
         sampler,
         seed,

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench.search_virtual import Job, Plan, Setting, jobs, keep, line, run, summary, tenth, truth
+from bench.search_virtual import Job, Plan, Setting, in_force, jobs, keep, line, run, summary, tenth, truth
 
-from jouletune.space import PowerMode
+from jouled.job.result import JobResult, Side
+from jouletune.space import Candidate, PowerMode
 
 TOP, MIDDLE, LOW = (PowerMode(gpu_hz=hz) for hz in (3, 2, 1))
 PLAN = Plan({TOP: (2.0, 0.010), MIDDLE: (1.6, 0.012), LOW: (1.0, 0.013)}, TOP, 0.012)
@@ -31,6 +32,12 @@ def test_summary_tells_median_tenth_worst_and_the_slow() -> None:
     assert (found["disturbed_median_s"], found["disturbed_p90_s"]) == (500.0, 900.0)
     assert line("joule", done).split()[:6] == ["joule", "11", "10", "50.0", "10.0", "0.0"]
     assert tenth([3.0]) == 3.0
+
+
+@pytest.mark.parametrize(("applied", "mode"), [(True, MIDDLE), (False, TOP)])
+def test_a_winner_that_was_rolled_back_saves_nothing(*, applied: bool, mode: PowerMode) -> None:
+    side = Side(Candidate(MIDDLE), "capped", 1.6, 0.1, (1.5, 1.7), 0.012, 0.012, 900, 5.0, 80.0, 3)
+    assert in_force(JobResult("job", winner=side, applied=applied), PLAN) == mode
 
 
 def test_file_is_added_to_and_refuses_another_setting(tmp_path: Path) -> None:
