@@ -206,7 +206,7 @@ def _service_verbs(verbs: Any) -> None:
     install.add_argument("--metrics-listen", metavar="ADDR:PORT", help="for a new configuration")
     what = install.add_mutually_exclusive_group()
     what.add_argument("--prefix", metavar="DIR", type=Path, help="lay the files below DIR, start nothing")
-    what.add_argument("--stop-only", action="store_true", help="an upgrade's first half: end the job, stop, lay nothing")
+    what.add_argument("--stop-only", action="store_true", help="an upgrade's first half: end the job, stop")
     uninstall = verbs.add_parser(
         "uninstall",
         help="put the board's own mode in force, then take the service off",
