@@ -32,7 +32,8 @@ from jouled.board.sysfs import Sysfs
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE, RUN, CONFIG = "/var/lib/jouled", "/run/jouled", "/etc/jouled/config.toml"
-PYTHON = "/opt/jouled/bin/python"
+HOME = "/opt/jouled"
+PYTHON = f"{HOME}/bin/python"
 SITE = f"--virtual agx-orin-64gb --state-dir {STATE}"
 BASE_MODE = "MODE_50W"
 PATIENCE_S = 120.0
@@ -49,7 +50,7 @@ mount -t overlay overlay -o "lowerdir=/,upperdir=$2/upper,workdir=$2/work" "$2/r
 find "$2/root/etc/systemd/system" -maxdepth 1 -name '*.wants' ! -newer "$2/upper/stamp" -exec rm -rf {} +
 echo $$ >"$2/pid"
 exec systemd-nspawn --quiet --directory="$2/root" --boot --register=no --keep-unit --private-network --console=pipe \
-  --link-journal=no --bind-ro="$3:/opt/jouled/source" --bind-ro="$4:/opt/jouled/libraries" \
+  --link-journal=no --bind-ro="$3:$5/source" --bind-ro="$4:$5/libraries" \
   systemd.unit=multi-user.target
 """
 _CLEAN = r"""
@@ -58,14 +59,14 @@ umount -R /sys/fs/cgroup 2>/dev/null || true
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 find "/sys/fs/cgroup/$1" -depth -type d -exec rmdir {} \; 2>/dev/null
 """
-_BOARD = f"""\
+_BOARD = """\
 [Unit]
 Description=the virtual board boots
 [Service]
 Type=oneshot
-ExecStart={PYTHON} -I -m jouled.cli virtual reboot {SITE} --base-mode {BASE_MODE}
+ExecStart={python} -I -m jouled.cli virtual reboot {site} --base-mode {base_mode}
 # The board's /run/jouled is what tmpfiles makes of the machine's; before install there is no such group.
-ExecStartPost=-install -d -m 2750 -g jouled {STATE}/board/run/jouled
+ExecStartPost=-install -d -m 2750 -g jouled {state}/board/run/jouled
 [Install]
 WantedBy=multi-user.target
 """
@@ -98,6 +99,7 @@ class Container:
 
     folder: Path
     board: bool = True
+    home: str = HOME  # where the interpreter of the tests is given to everyone
     boots: int = field(default=0, init=False)
 
     @property
@@ -115,7 +117,8 @@ class Container:
         (self.upper / "stamp").touch()
         self._give_interpreter()
         if self.board:
-            self.write(f"{UNITS}/nvpmodel.service", _BOARD)
+            board = _BOARD.format(python=f"{self.home}/bin/python", site=SITE, base_mode=BASE_MODE, state=STATE)
+            self.write(f"{UNITS}/nvpmodel.service", board)
             self.write(f"{UNITS}/jouled.service.d/virtual.conf", _DAEMON)
             self.write(f"{UNITS}/jouled-worker.service.d/virtual.conf", _WORKER)
 
@@ -125,16 +128,17 @@ class Container:
             if not folder.stat().st_mode & 0o001:
                 (self.upper / folder.relative_to("/")).mkdir(parents=True, exist_ok=True)
                 (self.upper / folder.relative_to("/")).chmod(0o755)
-        self.write("opt/jouled/pyvenv.cfg", f"home = {real.parent}\ninclude-system-site-packages = false\n")
+        home = self.home.lstrip("/")
+        self.write(f"{home}/pyvenv.cfg", f"home = {real.parent}\ninclude-system-site-packages = false\n")
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         lines = ("source/daemon", "source/tuner", "libraries")
-        path = f"opt/jouled/lib/python{version}/site-packages/all.pth"
-        self.write(path, "".join(f"/opt/jouled/{line}\n" for line in lines))
-        (self.upper / "opt/jouled/bin").mkdir()
-        (self.upper / "opt/jouled/bin/python").symlink_to(real)
-        script = "#!/opt/jouled/bin/python -I\nimport sys\nfrom jouled.cli import main\nsys.exit(main())\n"
-        self.write("opt/jouled/bin/jouled", script)
-        (self.upper / "opt/jouled/bin/jouled").chmod(0o755)
+        path = f"{home}/lib/python{version}/site-packages/all.pth"
+        self.write(path, "".join(f"/{home}/{line}\n" for line in lines))
+        (self.upper / home / "bin").mkdir()
+        (self.upper / home / "bin/python").symlink_to(real)
+        script = f"#!/{home}/bin/python -I\nimport sys\nfrom jouled.cli import main\nsys.exit(main())\n"
+        self.write(f"{home}/bin/jouled", script)
+        (self.upper / home / "bin/jouled").chmod(0o755)
 
     def write(self, path: str, text: str) -> None:
         """A file of the machine while it is off."""
@@ -155,7 +159,7 @@ class Container:
         """Until systemd has nothing left to start."""
         (self.folder / "pid").unlink(missing_ok=True)
         argv = ["unshare", "-m", "bash", "-c", _BOOT, "boot", self._cgroup, str(self.folder), str(ROOT)]
-        argv.append(sysconfig.get_paths()["purelib"])
+        argv += [sysconfig.get_paths()["purelib"], self.home]
         with (self.folder / "console").open("ab") as console:
             shell = ["sh", "-c", '"$@" & ', "sh", *argv]  # its parent ends, so it is nobody's child
             subprocess.run(shell, stdin=subprocess.DEVNULL, stdout=console, stderr=console, check=True)
@@ -220,7 +224,7 @@ class Container:
 
     def python(self, source: str, *argv: str, user: str | None = None, code: int | None = 0) -> str:
         """What a piece of Python prints."""
-        return self.run(PYTHON, "-I", "-c", source, *argv, user=user, code=code).stdout
+        return self.run(f"{self.home}/bin/python", "-I", "-c", source, *argv, user=user, code=code).stdout
 
     def put(self, path: str, text: str) -> None:
         """A file of the running machine."""
@@ -357,11 +361,11 @@ def _why_not() -> str | None:
 
 
 @contextlib.contextmanager
-def _machine(folder: Path) -> Iterator[Container]:
+def machine(container: Container) -> Iterator[Container]:
+    """Made and booted, and nothing of it left."""
     why = _why_not()
     if why is not None:
         pytest.skip(why)
-    container = Container(folder)
     try:
         container.make()
         container.boot()
@@ -416,5 +420,5 @@ def service(container: Container) -> Container:
 @pytest.fixture
 def container(tmp_path: Path) -> Iterator[Container]:
     """A machine that has booted, with a board and without jouled."""
-    with _machine(tmp_path / "machine") as machine:
-        yield machine
+    with machine(Container(tmp_path / "machine")) as booted:
+        yield booted

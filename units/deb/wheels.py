@@ -9,7 +9,6 @@ pip judges environment markers by the interpreter that it runs in, and not by th
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 from collections.abc import Iterator
 from email.parser import HeaderParser
