@@ -485,7 +485,7 @@ def test_render_says_for_each_value_where_it_came_from(tmp_path: Path) -> None:
     lines = render(load(path, {"job.budget": 9})).splitlines()
     assert f"min_gain = 0.03 # {path}" in [re.sub(" +", " ", line) for line in lines]
     assert "budget = 9 # command line" in [re.sub(" +", " ", line) for line in lines]
-    assert 'sampler = "descent" # default' in [re.sub(" +", " ", line) for line in lines]
+    assert 'sampler = "joule" # default' in [re.sub(" +", " ", line) for line in lines]
     assert "# max_power_w is not set" in lines
 
 

@@ -155,7 +155,7 @@ def test_ledger_told_anew_gives_the_same_next_proposal(sampler: str) -> None:
 
 def test_half_told_trial_of_a_killed_process_does_not_count(storage: Callable[[], RDBStorage]) -> None:
     space = full(3, 4, 2)
-    first = Search(space, bound_s=1.5, storage=storage(), study_name="job")
+    first = Search(space, sampler="descent", bound_s=1.5, storage=storage(), study_name="job")
     index = first.ask()
     assert index == space.reference
     trial = first.study.get_trials(deepcopy=False)[0]
@@ -163,20 +163,20 @@ def test_half_told_trial_of_a_killed_process_does_not_count(storage: Callable[[]
     told |= {"latency_upper_s": 1.0, "latency_se_s": 0.0, "power_w": 1.0, "feasible": True}
     for key, value in (("observation", told), ("candidate", index)):
         first.study._storage.set_trial_user_attr(trial._trial_id, key, value)
-    second = Search(space, bound_s=1.5, storage=storage(), study_name="job")
+    second = Search(space, sampler="descent", bound_s=1.5, storage=storage(), study_name="job")
     assert second.ask() == space.reference
     assert second.best(1) == []
 
 
 def test_study_of_another_grid_is_refused(storage: Callable[[], RDBStorage]) -> None:
-    Search(full(3, 4, 2), bound_s=1.5, storage=storage(), study_name="job")
+    Search(full(3, 4, 2), sampler="descent", bound_s=1.5, storage=storage(), study_name="job")
     with pytest.raises(SearchError, match="made for another grid"):
-        Search(full(4, 4, 2), bound_s=1.5, storage=storage(), study_name="job")
+        Search(full(4, 4, 2), sampler="descent", bound_s=1.5, storage=storage(), study_name="job")
 
 
 def test_ask_gives_the_same_candidate_until_it_is_told() -> None:
     space = full(3, 4, 2)
-    search = Search(space, bound_s=1.5)
+    search = Search(space, sampler="descent", bound_s=1.5)
     first = search.ask()
     assert first is not None
     assert search.ask() == first
@@ -186,7 +186,7 @@ def test_ask_gives_the_same_candidate_until_it_is_told() -> None:
 
 def test_reference_measured_again_leaves_the_asked_candidate_open() -> None:
     space = full(3, 4, 2)
-    search = Search(space, bound_s=1.5)
+    search = Search(space, sampler="descent", bound_s=1.5)
     proposals(search, bowl(space), limit=1)
     asked = search.ask()
     search.tell(space.reference, bowl(space)(space.reference))
@@ -209,7 +209,7 @@ def test_failed_candidate_comes_back_only_by_retry(sampler: str) -> None:
 
 def test_retry_of_what_did_not_fail_is_an_error() -> None:
     space = full(1, 3, 2)
-    search = Search(space, bound_s=1.5)
+    search = Search(space, sampler="descent", bound_s=1.5)
     proposals(search, bowl(space))
     with pytest.raises(SearchError, match="wanted one whose last trial failed"):
         search.retry(space.reference)
@@ -229,14 +229,14 @@ def test_failed_and_cut_trials_are_never_numbers_to_optuna() -> None:
 
 def test_slow_measurement_breaks_the_constraint_by_its_excess() -> None:
     space = full(1, 3, 2)
-    search = Search(space, bound_s=1.5)
+    search = Search(space, sampler="descent", bound_s=1.5)
     search.tell(0, measured(3.0, 3.0))
     assert search.study.get_trials()[0].constraints == {"breach": pytest.approx(math.log(2.0))}
 
 
 def test_study_says_what_its_ranks_mean_and_shows_numbers_by_themselves() -> None:
     space = full(1, 3, 2)
-    search = Search(space, bound_s=1.5)
+    search = Search(space, sampler="descent", bound_s=1.5)
     assert search.study.user_attrs["axes"] == {"gpu_hz": [1, 2, 3], "emc_hz": [1, 2]}
     search.ask()
     for index, observation in ((space.reference, measured(3.0, 3.0)), (0, Infeasible()), (1, Failed("throttled"))):
@@ -248,7 +248,7 @@ def test_study_says_what_its_ranks_mean_and_shows_numbers_by_themselves() -> Non
 
 def test_best_is_the_feasible_of_least_mean_energy() -> None:
     space = full(1, 3, 2)
-    search = Search(space, bound_s=1.5)
+    search = Search(space, sampler="descent", bound_s=1.5)
     for index, window in [
         (0, measured(1.0, 2.0)),  # too slow
         (1, measured(4.0)),
@@ -267,7 +267,7 @@ def test_best_is_the_feasible_of_least_mean_energy() -> None:
 def test_descent_finds_the_least_of_a_bowl_in_96_candidates(least: float) -> None:
     space = full(4, 8, 3)
     answer = bowl(space, least=least)
-    search = Search(space, bound_s=9.0)
+    search = Search(space, sampler="descent", bound_s=9.0)
     asked = proposals(search, answer, limit=15)
     energies = {i: obs.energy_j for i in range(len(space)) if isinstance(obs := answer(i), Measured)}
     assert energies[search.best(1)[0]] <= 1.02 * min(energies.values())
@@ -276,7 +276,7 @@ def test_descent_finds_the_least_of_a_bowl_in_96_candidates(least: float) -> Non
 
 def test_descent_begins_at_the_incumbent_when_it_is_better() -> None:
     space = full(1, 13, 1)
-    search = Search(space, bound_s=9.0, incumbent=2)
+    search = Search(space, sampler="descent", bound_s=9.0, incumbent=2)
     asked = proposals(search, bowl(space, least=2 / 12))
     assert search.best(1) == [2]
     assert len(asked) < 8
@@ -284,7 +284,7 @@ def test_descent_begins_at_the_incumbent_when_it_is_better() -> None:
 
 def test_descent_leaves_out_what_is_slower_than_a_candidate_that_was_too_slow() -> None:
     space = full(1, 9, 5)
-    search = Search(space, bound_s=1.05)
+    search = Search(space, sampler="descent", bound_s=1.05)
 
     def answer(index: int) -> Observation:
         gpu, emc = space.coordinates(index)
@@ -305,7 +305,7 @@ def test_descent_trades_one_axis_for_another_along_the_bound() -> None:
         gpu, emc = space.coordinates(index)
         return measured(10.0 + gpu + 3 * emc, 10.0 - gpu - emc, bound_s=4.0)
 
-    search = Search(space, bound_s=4.0)
+    search = Search(space, sampler="descent", bound_s=4.0)
     asked = [space.coordinates(index) for index in proposals(search, answer)]
     # Going down along the GPU first spends the whole bound; EMC comes down only while the GPU goes back up.
     assert asked.index((3, 3)) < asked.index((5, 1))
@@ -314,14 +314,14 @@ def test_descent_trades_one_axis_for_another_along_the_bound() -> None:
 
 def test_descent_crosses_a_table_that_is_only_a_diagonal() -> None:
     space = grid([(k, k, k) for k in range(6)])
-    search = Search(space, bound_s=9.0)
+    search = Search(space, sampler="descent", bound_s=9.0)
     proposals(search, lambda i: measured(1.0 + abs(space.coordinates(i)[0] - 2), bound_s=9.0))
     assert search.best(1) == [2]
 
 
 def test_descent_comes_down_from_a_reference_over_the_power_limit() -> None:
     space = full(1, 9, 1)
-    search = Search(space, bound_s=9.0)
+    search = Search(space, sampler="descent", bound_s=9.0)
     proposals(
         search,
         lambda i: measured(10.0 + space.coordinates(i)[0], bound_s=9.0, power_ok=space.coordinates(i)[0] < 4),
@@ -330,7 +330,7 @@ def test_descent_comes_down_from_a_reference_over_the_power_limit() -> None:
 
 
 def test_numbers_that_are_none_are_refused() -> None:
-    search = Search(full(1, 3, 2), bound_s=1.5)
+    search = Search(full(1, 3, 2), sampler="descent", bound_s=1.5)
     with pytest.raises(SearchError, match="wanted a finite energy_j above 0, got nan"):
         search.tell(0, measured(math.nan))
 
@@ -342,4 +342,4 @@ def test_unknown_sampler_is_refused_with_those_there_are() -> None:
 
 def test_bound_of_zero_is_refused() -> None:
     with pytest.raises(SearchError, match="bound_s: wanted a latency above 0 s or None, got 0"):
-        Search(full(1, 3, 2), bound_s=0.0)
+        Search(full(1, 3, 2), sampler="descent", bound_s=0.0)

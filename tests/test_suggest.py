@@ -144,7 +144,7 @@ def test_feasible_counts_the_errors_of_the_window_and_of_the_bound(latency_s: fl
 
 def test_windows_told_before_the_reference_count_once_the_bound_is_known() -> None:
     space = full(1, 3, 2)
-    suggester = Suggester(Problem(space, bound_ratio=1.5, budget=2))
+    suggester = Suggester(Problem(space, bound_ratio=1.5, budget=2, sampler="descent"))
     suggester.tell(0, Window(1.0, 0.0, 1.0, 0.0))
     assert suggester.ask() == space.reference
     suggester.tell(space.reference, Window(2.0, 0.0, 1.0, 0.0))

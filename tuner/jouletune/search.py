@@ -50,7 +50,7 @@ __all__ = [
     "Search",
 ]
 
-DEFAULT_SAMPLER = "descent"
+DEFAULT_SAMPLER = "joule"
 
 _SPACE = "space"
 _EARLIER = "earlier"

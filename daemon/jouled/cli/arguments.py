@@ -168,7 +168,7 @@ def _job_options(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--rate-hz", metavar="HZ", type=float, help="requests a second, e.g. a camera's 30")
     job.add_argument("--budget", metavar="N", type=int, help="windows before the finals (default 15)")
     samplers = ("joule", "descent", "tpe", "random", "grid")
-    job.add_argument("--sampler", choices=samplers, help="how the next one is chosen (default descent)")
+    job.add_argument("--sampler", choices=samplers, help="how the next one is chosen (default joule)")
     job.add_argument(
         "--risk", metavar="P", type=float, help="start no mode that breaks the bound more likely, e.g. 0.05; joule only"
     )

@@ -153,7 +153,7 @@ class GridTable:
 class JobTable:
     """How one tuning run searches and measures."""
 
-    sampler: Sampler = _key(choice(get_args(Sampler)), "descent")
+    sampler: Sampler = _key(choice(get_args(Sampler)), "joule")
     budget: int = _key(integer(2, 10_000, "windows"), 15)
     max_duration_s: float = _key(number(60, 604_800, "s"), 1800.0)
     risk: float | None = _key(optional(number(0.001, 0.5, "(0.05 = 5 %)")), None)
