@@ -272,7 +272,7 @@ def test_job_ends_in_a_winner_and_every_event_comes_once_and_in_order(scene: Sce
     numbers = [one["seq"] for one in said]
     assert numbers == sorted(set(numbers))
     phases = [one["phase"] for one in said if one["event"] == "phase"]
-    assert phases == ["reference", "search", "finals", "apply", "watching"]
+    assert phases == ["known", "reference", "search", "finals", "apply", "watching"]
     assert [line["result"] for line in scene.lines("finished")] == [last["result"]]
     assert scene.ask(VERIFY)["result"]["mismatches"] == []
     applied = read_applied(scene.folder)
