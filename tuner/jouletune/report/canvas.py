@@ -92,7 +92,8 @@ def _style() -> Iterator[None]:
     }
     with rc_context():
         rcdefaults()  # not what a user's matplotlibrc says: the same job makes the same bytes everywhere
-        rcParams.update({**_RC, **colours})
+        settings: Any = {**_RC, **colours}  # newer stubs of matplotlib name every key
+        rcParams.update(settings)
         yield
 
 

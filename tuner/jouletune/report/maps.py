@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jouletune.front import FrontRow
 from jouletune.report import ink
@@ -206,7 +206,8 @@ def _draw_all(maps: Maps, columns: int, rows: int, figure: Figure, is_narrow: bo
         f"{prefix}J per {maps.noun}. Outlined: measured. Inset: predicted. "
         "Cut corner: predicted to break the bound. ×: tried, breaks a limit."
     )
-    bar.outline.set_linewidth(0.4)  # type: ignore[operator]
+    outline: Any = bar.outline  # its type is another one in older stubs of matplotlib
+    outline.set_linewidth(0.4)
 
 
 def _draw(axes: Axes, maps: Maps, panel: Panel, *, title: str) -> None:
