@@ -74,6 +74,22 @@ with socket.socket(socket.AF_UNIX) as peer:
 """
 LOCK = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], int(sys.argv[2])), fcntl.LOCK_EX | fcntl.LOCK_NB)"
 
+# Files that somebody who is no member can read, out of those named.
+READ = """
+import contextlib, sys
+for path in sys.argv[1:]:
+    with contextlib.suppress(OSError):
+        open(path, "rb").close()
+        print(path)
+"""
+SIGNAL = """
+import contextlib, os, sys
+for pid in sys.argv[1:]:
+    with contextlib.suppress(OSError):
+        os.kill(int(pid), 0)
+        print(pid)
+"""
+
 
 @pytest.fixture
 def tuned(service: Container) -> Container:
@@ -91,8 +107,29 @@ def test_what_the_worker_obeys_is_out_of_reach(tuned: Container) -> None:
     for user in ("jouled", "jouled-runner", "anna"):
         assert tuned.python(TRY, *OBEYED, user=user) == "", user
     assert "entry in /var/lib/jouled/daemon" in tuned.python(TRY, "/var/lib/jouled/daemon", user="jouled")
+    _strangers_read_nothing_of_the_state(tuned)
+    _nobody_signals_who_is_above(tuned, pid)
     _only_the_daemon_reaches_the_worker(tuned)
     _nobody_else_takes_the_lock(tuned)
+
+
+def _strangers_read_nothing_of_the_state(tuned: Container) -> None:
+    """The virtual board is left out: it stands for /sys."""
+    found = tuned.run(
+        "find", "/var/lib/jouled", "/run/jouled", "-path", "*/board", "-prune", "-o", "-type", "f", "-print"
+    )
+    files = found.stdout.split()
+    assert "/var/lib/jouled/ledger.jsonl" in files
+    for user in ("carl", "jouled-runner"):
+        assert tuned.python(READ, *files, user=user) == "", user
+    assert "/var/lib/jouled/ledger.jsonl" in tuned.python(READ, *files, user="bert").split()
+
+
+def _nobody_signals_who_is_above(tuned: Container, worker: int) -> None:
+    daemon = tuned.show("jouled.service", "MainPID")["MainPID"]
+    for user in ("jouled-runner", "anna", "carl"):
+        assert tuned.python(SIGNAL, daemon, str(worker), "1", user=user) == "", user
+    assert tuned.python(SIGNAL, daemon, str(worker), "1", user="jouled").split() == [daemon]
 
 
 def _only_the_daemon_reaches_the_worker(tuned: Container) -> None:
