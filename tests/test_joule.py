@@ -132,6 +132,20 @@ def test_a_mode_over_the_power_limit_is_not_chosen() -> None:
     assert energy_j / latency_s <= limit_w
 
 
+def test_a_mode_judged_too_slow_three_times_is_not_chosen_though_its_mean_is_within_the_bound() -> None:
+    space = board()
+    _, home_s = truth(space, space.reference)
+    search = Search(space, sampler="joule", bound_s=1.5 * home_s, seed=0)
+    search.tell(space.reference, window(*truth(space, space.reference), bound_s=1.5 * home_s))
+    choices = []
+    for _ in range(3):
+        told = window(0.8 * truth(space, space.reference)[0], 1.493 * home_s, bound_s=1.5 * home_s, se=0.003)
+        assert not told.feasible  # its upper limit is over the bound, by little
+        search.tell(22, told)
+        choices.append(search.best(1)[0])
+    assert choices[1:] == [22, space.reference]
+
+
 def readings(space: Space, rows: list[int], *, draw: random.Random) -> list[Reading]:
     found = []
     for at, index in enumerate(rows):

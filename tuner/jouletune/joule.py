@@ -37,6 +37,7 @@ _STOP_SHARE = 0.1
 _LEAST_GAIN = 1e-4
 _HOPELESS = 0.005  # the search for anything feasible ends below this probability
 _MOST_WINDOWS = 6  # of one candidate in a search
+_OFTEN = 3  # windows judged infeasible
 _NOTHING = 1e-6
 _ERRORS = (0.005, 0.01)  # latency and energy of a window, until one was seen
 
@@ -308,7 +309,13 @@ def _bound(mixture: Mixture, seen: Standings, question: Question) -> tuple[float
 
 
 def _is_barred(standing: Standing, question: Question) -> bool:
-    """Was it mostly infeasible for a reason that the model knows nothing of (the rate was not reached)?"""
+    """Was it mostly infeasible for a reason that the model knows nothing of (the rate was not reached)?
+
+    Or thrice, whatever the model says: who judges the windows would judge so again, and nothing would come of it. (A
+    bound with an error of its own becomes better known, and what was judged by it before does not count.)
+    """
+    if question.bound_se_s == 0.0 and len(standing.measured) >= _OFTEN and not standing.feasible:
+        return True
     bound_s, limit_w = question.bound_s or math.inf, question.max_power_w or 0.0
     other = [w for w in standing.measured if not w.feasible and w.latency_upper_s <= bound_s]
     other = [w for w in other if w.power_w <= limit_w or not limit_w]
