@@ -26,7 +26,8 @@ def on_a_terminal(*arguments: str) -> tuple[int, str]:
     ours, its = pty.openpty()
     os.set_inheritable(its, True)
     argv = [sys.executable, "-m", "jouled.cli", *arguments]
-    with subprocess.Popen(argv, stdin=its, stdout=its, stderr=its, env={**os.environ, "COLUMNS": str(WIDTH)}) as child:
+    plain = {**os.environ, "COLUMNS": str(WIDTH), "TERM": "dumb"}  # another one gets a display that is drawn over
+    with subprocess.Popen(argv, stdin=its, stdout=its, stderr=its, env=plain) as child:
         os.close(its)
         shown = b""
         while True:

@@ -79,6 +79,7 @@ def test_the_package_from_install_to_purge(debian: Debian) -> None:
     _is_refused_with_a_configuration_that_it_cannot_read(debian)
     _is_upgraded_in_mid_job(debian)
     _stays_where_the_board_does_not_obey(debian)
+    _is_made_anew_where_its_python_is_gone(debian)
     debian.dpkg("--remove", "jouled")
     assert debian.knobs() == as_found
     for unit in UNITS:
@@ -146,6 +147,21 @@ def _stays_where_the_board_does_not_obey(debian: Debian) -> None:
     )
     assert status["in_force"]["name"] == winner
     assert debian.state_of_package() == f"installed {NEXT}"
+
+
+def _is_made_anew_where_its_python_is_gone(debian: Debian) -> None:
+    """As after a release upgrade; a configuration that is the old version's own gives way to the new one's."""
+    winner = debian.status()["in_force"]["name"]
+    shipped = debian.run(
+        "sh", "-c", "ls /opt/jouled/lib/python3.*/site-packages/jouled/install/units/config.toml"
+    ).stdout
+    default = debian.read(shipped.strip()) or ""
+    for path in (shipped.strip(), CONFIG):
+        debian.put(path, f"# of the old version\n{default}")
+    debian.run("rm", "/opt/jouled/bin/python3")
+    debian.run("/var/lib/dpkg/info/jouled.postinst", "triggered", "/usr/bin/python3")
+    assert debian.wait_for_state("idle")["in_force"]["name"] == winner
+    assert debian.read(CONFIG) == default
 
 
 # --- contents -----------------------------------------------------------------------------------------------
