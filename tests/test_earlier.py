@@ -17,12 +17,12 @@ from jouled.board.winner import read_winner
 from jouled.cli.progress import Progress
 from jouled.config import load
 from jouled.job.cancel import Cancellation
-from jouled.job.earlier import MOST, MOST_JOBS, Known, Old, find_known, identity_of
+from jouled.job.earlier import MOST, MOST_JOBS, MOST_ROWS, Known, Old, find_known, identity_of
 from jouled.job.events import Event, encode
 from jouled.job.job import run_job
 from jouled.job.request import Request
 from jouled.job.result import JobResult
-from jouled.job.studies import rebuild_missing, space_of, study_name
+from jouled.job.studies import rebuild_missing, space_of, space_record, study_name
 from jouled.ledger import Ledger
 from jouled.study import open_storage, study_path
 from jouled.virtual.machine import VirtualMachine
@@ -294,6 +294,31 @@ def test_trials_of_another_version_cost_nothing_but_themselves(ledger: Ledger, f
     keep(ledger, [{**one, "trial": {"number": 1}} if "trial" in one else one for one in first], "odd")
     keep(ledger, first, "before")
     assert found(ledger, first).jobs == 1
+
+
+@pytest.mark.parametrize("absurd", [{}, [], "x", 1e308, -1e308])
+def test_numbers_that_are_none_cost_nothing_but_themselves(ledger: Ledger, first: list[Record], absurd: Any) -> None:
+    odd = copy.deepcopy(first)
+    for event in odd:
+        if "trial" in event and event["trial"]["measurement"] is not None:
+            event["trial"]["measurement"]["latency_se_s"] = absurd
+    keep(ledger, odd, "odd")
+    keep(ledger, first, "other", fingerprint=absurd, workload_marks=absurd)
+    keep(ledger, first, "before")
+    assert found(ledger, first).jobs == 1
+
+
+def test_of_very_many_candidates_those_measured_last_are_known(ledger: Ledger, first: list[Record]) -> None:
+    """A fit of 200 candidates of which some contradict takes 6 s: with two in a row a worker would seem hung."""
+    wide = copy.deepcopy(first)
+    wide[0]["space"] = space_record(line(MOST_ROWS + 20))
+    trial = next(event for event in wide if "trial" in event and event["trial"]["measurement"] is not None)
+    for number, candidate in enumerate(line(MOST_ROWS + 20).candidates):
+        one = copy.deepcopy(trial)
+        one["trial"]["candidate"] = asdict(candidate)
+        keep(ledger, [wide[0], one], f"job {number // 5}")
+    known = found(ledger, wide)
+    assert len({window.index for window in known.windows}) == MOST_ROWS
 
 
 def test_a_clock_that_was_not_set_makes_no_reading_young(ledger: Ledger, first: list[Record]) -> None:

@@ -426,6 +426,25 @@ def test_an_unknown_job_is_an_error_that_says_where_was_looked(
     assert not (tmp_path / "out").exists()
 
 
+def test_no_name_is_no_job(made: Made) -> None:
+    with pytest.raises(UsageError, match="no job ''"):
+        find([made.state], "")
+
+
+@pytest.mark.parametrize("change", [{"winner": {}}, {"best_seen": []}, {"reference": 3}])
+def test_a_result_of_another_shape_is_an_error_that_says_so(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any]
+) -> None:
+    for event in find([made.state], "latest").events:
+        result = {"result": {**event["result"], **change}} if event["event"] == "finished" else {}
+        started = {"wall_s": "then"} if event["event"] == "job_started" else {}
+        Ledger(tmp_path).append({**event, **result, **started})
+    assert main(["report", *BOARD, "--state-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert f"job {made.result['job']} is not written as this version writes them" in said
+    assert "to do:" in said
+
+
 def test_no_job_at_all_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no job yet"):
         find([tmp_path], "latest")
@@ -463,8 +482,9 @@ def test_a_file_in_the_way_and_a_folder_that_is_closed_are_said(tmp_path: Path) 
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UsageError, match="wanted a folder, got a file"):
         write(tmp_path / "file", {"index.html": b""})
-    with pytest.raises(StateError, match="cannot be written"):
-        write(tmp_path / "file" / "below", {"index.html": b""})
+    for name in ("file/below", 300 * "a"):
+        with pytest.raises(StateError, match="cannot be written"):
+            write(tmp_path / name, {"index.html": b""})
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

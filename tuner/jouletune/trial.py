@@ -19,6 +19,7 @@ _RATE_TOLERANCE = 0.01
 _TREND_RATIO = 0.03
 _REPEATS_PER_TRIAL = 2
 _REPEATS_PER_REASON = 3
+_MOST = 1e15  # of any number in its SI unit
 
 
 class Invalid(str, Enum):
@@ -168,6 +169,9 @@ class Trial:
             values["invalid"] = None if values["invalid"] is None else Invalid(values["invalid"])
             values["infeasible"] = None if values["infeasible"] is None else Infeasible(values["infeasible"])
             values["measurement"] = _measurement(values["measurement"])
+            _number("index", values["index"])
+            _number("t_s", values["t_s"])
+            hash(values["candidate"])
             return cls(**values)
         except (KeyError, TypeError, ValueError) as error:
             raise MeasurementError(
@@ -186,7 +190,15 @@ def _measurement(plain: Mapping[str, Any] | None) -> Measurement | None:
     if set(plain) != known:
         raise KeyError(f"measurement: {sorted(known ^ set(plain))}")
     values: dict[str, Any] = {name: math.inf if value is None else value for name, value in plain.items()}
+    for name in values.keys() - {"rail"}:
+        _number(name, values[name])
     return Measurement(**values)
+
+
+def _number(name: str, value: Any) -> None:
+    """What another version or hand wrote may be anything; squares of what passes are still numbers."""
+    if not isinstance(value, int | float) or not (abs(value) <= _MOST or value == math.inf):
+        raise TypeError(f"{name}: wanted a number, at most {_MOST:g} in size, got {str(value)[:40]!r}")
 
 
 def judge_feasibility(measurement: Measurement, limits: Limits) -> Infeasible | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from jouled.cli.arguments import KEYS
 from jouled.cli.ledgers import in_ledgers
-from jouled.errors import JouledError
-from jouled.report.collect import collect, find
+from jouled.errors import JouledError, StateError
+from jouled.report.collect import Ledgered, collect, find
 from jouled.report.folder import write
 from jouletune.report import PAGE, render
 
@@ -20,11 +20,13 @@ NEEDED = "matplotlib>=3.8"
 def report(arguments: argparse.Namespace) -> int:
     """Write the report of a job, touching no board. Raises JouledError."""
     found = in_ledgers(arguments, lambda folders: find(folders, arguments.job))
-    job = collect(found, {key: f"--{name.replace('_', '-')}" for name, key in KEYS.items()})
     try:
+        job = collect(found, {key: f"--{name.replace('_', '-')}" for name, key in KEYS.items()})
         files = render(job)
     except ImportError as error:
         raise _without_matplotlib(error) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _unreadable(found, error) from error
     folder = arguments.out or Path(f"jouled-report-{found.job}")
     paths = write(folder, files)
     if arguments.json:
@@ -36,6 +38,14 @@ def report(arguments: argparse.Namespace) -> int:
         print(f"  figures  {folder / 'figures'}: {len(paths) - 2} files, as SVG and PDF")
         print(f"  size     {size / 1e3:.0f} kB; the page is one file and loads nothing")
     return 0
+
+
+def _unreadable(found: Ledgered, error: Exception) -> StateError:
+    what = f"{type(error).__name__}: {str(error)[:160]}"
+    return StateError(
+        f"{found.folder / 'ledger.jsonl'}: job {found.job} is not written as this version writes them: {what}",
+        hint="make its report with the version that ran it; where that is this one, report it",
+    )
 
 
 def _without_matplotlib(error: ImportError) -> JouledError:

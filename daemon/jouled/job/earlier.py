@@ -31,7 +31,9 @@ log = logging.getLogger(__name__)
 
 MOST = 200  # windows; a surrogate makes one mean of those of a row
 MOST_JOBS = 20
+MOST_ROWS = 60  # of them, candidates: a fit costs the cube, and takes seconds where many of 200 contradict
 _SAME_BOUND = 0.02
+_LEAST = 1e-12  # joules and seconds; what is less was never measured, and has no relative error
 _WRONG_CLOCK_S = 30 * 86_400.0  # the age of what seems to lie in the future: a clock without a battery was not set
 _COMPARED = ("versions", "rail", "rail_coverage", "workload", "arrival", "latency_percentile", "runtime")
 
@@ -61,10 +63,16 @@ class Identity:
 
 def identity_of(started: Record, runtime: str | None) -> Identity:
     """Of a job, by its first event; one of an older version has no fingerprint."""
-    marks = {str(name): str(text) for name, text in dict(started.get("workload_marks") or {}).items()}
+    marks = {str(name): str(text) for name, text in _table(started, "workload_marks").items()}
     marks.pop(RUNTIME, None)
     others = {name: started.get(name) for name in _COMPARED} | {"runtime": runtime}
-    return Identity(started.get("fingerprint"), marks, others)
+    return Identity(_table(started, "fingerprint") or None, marks, others)
+
+
+def _table(started: Record, name: str) -> Mapping[str, Any]:
+    """Another version may have written anything."""
+    value = started.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def identity_record(request: Request, ground: Ground) -> dict[str, Any]:
@@ -111,7 +119,9 @@ def find_known(ledger: Ledger, job: str, own: Identity, space: Space, *, policy:
                 not_used["without a valid window of this grid and policy"] += 1
             jobs += bool(taken)
             windows += taken
-    return Known(tuple(windows[:MOST]), jobs, dict(not_used))
+    rows = set(list(dict.fromkeys(window.index for window in windows))[:MOST_ROWS])
+    few = [window for window in windows[:MOST] if window.index in rows]
+    return Known(tuple(few), jobs, dict(not_used))
 
 
 def _jobs(path: Path, job: str, own: Identity, not_used: Counter[str]) -> Iterator[tuple[Record, list[Record]]]:
@@ -166,7 +176,7 @@ def window_of(trial: Trial, index: int, *, age_s: float) -> Iterator[Earlier]:
     if window is None or trial.invalid is not None:
         return
     numbers = (window.energy_j, window.energy_se_j, window.latency_s, window.latency_se_s)
-    if all(map(math.isfinite, numbers)) and window.energy_j > 0.0 and window.latency_s > 0.0:
+    if all(map(math.isfinite, numbers)) and min(window.energy_j, window.latency_s) >= _LEAST:
         yield Earlier(index, *numbers, age_s=age_s)
 
 

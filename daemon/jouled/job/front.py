@@ -41,7 +41,8 @@ class Ledgered:
 
     @property
     def wall_s(self) -> float:
-        return float(self.started.get("wall_s") or 0.0)
+        wall_s = self.started.get("wall_s")
+        return float(wall_s) if isinstance(wall_s, int | float) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def measured_front(folders: Sequence[Path], job: str) -> Measured:
     _check(of, known)
     try:
         front = front_of(of.space, of.windows, earlier=known.windows, cut=of.cut, bound_s=of.bound_s)
-    except (JouletuneError, ArithmeticError, ValueError) as error:
+    except (JouletuneError, ArithmeticError, TypeError, ValueError) as error:
         raise StateError(f"the measurements of job {of.job} make no front: {error}", hint="report it") from error
     return Measured(of, known, front)
 
@@ -120,7 +121,7 @@ def _read(folder: Path, file: Path, started: Event) -> Ledgered | None:
         space = space_of(started["space"])
         trials = [Trial.from_dict(event["trial"]) for event in events if event.get("event") == "trial"]
         winner = _winner(events)
-    except (JouletuneError, KeyError, TypeError, ValueError):
+    except (JouletuneError, AttributeError, KeyError, TypeError, ValueError):
         return None
     policy = str(_first(events, "known", "policy") or "capped")
     own = [trial for trial in trials if trial.policy == policy and trial.index < len(space)]

@@ -57,7 +57,8 @@ class Ledgered:
     @property
     def wall_s(self) -> float:
         """When it began; 0 where that is not known."""
-        return float(self.first("job_started").get("wall_s") or 0.0)
+        wall_s = self.first("job_started").get("wall_s")
+        return float(wall_s) if isinstance(wall_s, int | float) else 0.0
 
 
 # --- finding it ---------------------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ def _latest_of(folder: Path, job: str) -> Iterator[Ledgered]:
     name = None if job == "latest" else job
     ledger = folder / "ledger.jsonl"
     for path in (ledger, *reversed(rotated(ledger))):
-        name = name or _youngest(path)
+        name = _youngest(path) if name is None else name
         mark = f'"job":"{name}"'.encode()
         parts = [*(event for event in marked(path, mark) if event.get("job") == name), *parts]
         if any(event.get("event") == "job_started" for event in parts):
@@ -137,7 +138,7 @@ def collect(found: Ledgered, options: Mapping[str, str]) -> Job:
 
 
 def _utc(wall_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(wall_s)) if wall_s > 0.0 else ""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(wall_s)) if 0.0 < wall_s < 1e11 else ""
 
 
 def _space(started: Event) -> Space | None:

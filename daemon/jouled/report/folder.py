@@ -22,9 +22,9 @@ def write(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     What an earlier report left there under other names goes; everything else stays. Raises UsageError, StateError.
     """
     folder = Path(os.path.abspath(folder))  # a link stays one
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--out {folder}: wanted a folder, got a file", hint="name another")
     try:
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"--out {folder}: wanted a folder, got a file", hint="name another")
         folder.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".new", dir=folder.parent))
         try:
