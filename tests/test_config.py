@@ -169,7 +169,7 @@ def test_unknown_keys_are_errors_that_name_the_nearest_known_one(tmp_path: Path,
 @pytest.mark.parametrize(
     ("text", "key", "words"),
     [
-        ('[target]\nobjective = "throughput"', "target.objective", "max_power_w, in watts"),
+        ('[target]\nobjective = "throughput"', "target.objective", "--max-power-w), in watts"),
         ("[target]\nlatency_bound_s = 1\nlatency_bound_ratio = 1.1", "target.latency_bound_s", "wanted one bound"),
         ("[target]\nlatency_bound_s = 1\nno_latency_bound = true", "target.latency_bound_s", "wanted one bound"),
         ("[target]\nlatency_bound_s = 1\nmax_latency_bound_s = 0.5", "target.latency_bound_s", "(0.5 s), got 1.0 s"),

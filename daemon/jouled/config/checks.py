@@ -44,7 +44,7 @@ def _target(config: Config) -> Iterator[Conflict]:
         yield Conflict(keys, f"wanted at most target.max_latency_bound_s ({limit_s} s), got {bound_s} s; lower it")
     if target.objective == "throughput" and target.max_power_w is None:
         keys = ("target.objective", "target.max_power_w")
-        yield Conflict(keys, '"throughput" needs a limit of power; give target.max_power_w, in watts')
+        yield Conflict(keys, '"throughput" needs a limit of power; give target.max_power_w (--max-power-w), in watts')
 
 
 def _workloads(config: Config) -> Iterator[Conflict]:
