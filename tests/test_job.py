@@ -647,7 +647,7 @@ def test_after_an_apply_that_failed_the_next_waits_longer_each_time_under_a_dead
 def test_workload_that_dies_in_every_candidate_is_a_failure_and_no_verdict(bench: Bench) -> None:
     def die(event: Event) -> None:
         if event["event"] == "trial":
-            bench.faults(workload_dies_s=15.0)
+            bench.faults(workload_dies_s=5.0)  # sooner than a slow one is cut short
 
     result = bench.run(on_event=die)
     assert (result.outcome, result.reason_code) == ("workload_failed", "workload_died")
