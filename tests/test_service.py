@@ -920,6 +920,24 @@ def test_a_line_without_measure_is_passed_over_and_what_follows_is_read(machine:
     assert [entry["outcome"] for entry in service.history(5)] == ["no_gain"]
 
 
+def test_a_job_without_gain_leaves_the_winners_numbers(machine: Machine) -> None:
+    """A weekly job that ends with no_gain is the rule; what the winner saves is still known."""
+    tuned = {"job": "0123456789ab", "outcome": "tuned", "applied": True, "duration_s": 5.0, "saving_ratio": 0.1}
+    for result in (tuned, {**tuned, "job": "1123456789ab", "outcome": "no_gain", "applied": False}):
+        machine.ledger(event="job_started", job=result["job"], wall_s=1000.0)
+        machine.ledger(event="finished", job=result["job"], result=result)
+    write_winner(machine.folder, machine.winner())
+
+    async def work(service: Service) -> None:
+        await until(lambda: service.status().winner is not None and service.status().last_job is not None)
+        status = service.status()
+        assert status.winner is not None
+        assert status.last_job is not None
+        assert (status.last_job.outcome, status.winner.saving_ratio) == ("no_gain", 0.1)
+
+    live(machine, work)
+
+
 def test_what_was_known_before_the_files_began_anew_is_known_after(machine: Machine) -> None:
     job, asked = "0123456789ab", {"latency_bound_s": 0.02}
     first = _service(machine)

@@ -154,6 +154,7 @@ class History:
         self._tried: tuple[str, set[tuple[Any, Any]]] = ("", set())
         self._measured: dict[str, Record] = {}
         self.decided: Record | None = None
+        self.tuned: Record | None = None  # the last that put a winner in force; a no_gain after it does not end that
         self.last: JobEntry | None = None
         self.stood_aside = ""
         self.last_change: Record | None = None
@@ -266,6 +267,7 @@ class History:
         self._sums.disturbed_s += result.get("disturbed_s") or 0.0
         if entry.outcome in DECIDED:
             self.decided = result
+            self.tuned = result if result.get("outcome") == "tuned" else self.tuned
             self._sums.last_tune_wall_s = ended_wall_s
 
     def _end(

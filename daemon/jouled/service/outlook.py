@@ -290,8 +290,8 @@ class Outlook:
         winner = self.known.winner or self.known.applied
         if winner is None or not winner.workload:  # a mode applied by hand is nobody's winner
             return None
-        decided = self.history.decided
-        result: Mapping[str, Any] = decided if decided is not None and decided.get("job") == winner.decision_id else {}
+        tuned = self.history.tuned
+        result: Mapping[str, Any] = tuned if tuned is not None and tuned.get("job") == winner.decision_id else {}
         interval = result.get("saving_interval")
         return Winner(
             mode=winner.candidate.mode,
