@@ -368,7 +368,7 @@ def test_second_client_hears_busy_in_every_phase(scene: Scene, moment: str) -> N
 
 
 def test_second_client_hears_busy_during_a_restore_too(scene: Scene) -> None:
-    with scene.pair(moment="apply", act=signal.SIGKILL) as (child, client):
+    with scene.pair(moment="watching", act=signal.SIGKILL) as (child, client):
         client.line()
         client.say(TUNE)
         client.rest()
