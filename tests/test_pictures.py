@@ -162,6 +162,14 @@ def test_what_breaks_the_bound_is_said_in_words() -> None:
     assert any(line.endswith(" 110 %, too slow") for line in _drawn(_view(*STORY[:10], slow)))
 
 
+def test_power_that_nobody_told_is_absent_and_not_zero() -> None:
+    last = STORY[8]["trial"]
+    silent = {**STORY[8], "trial": {**last, "measurement": {**last["measurement"], "power_w": None}}}
+    shown = _drawn(_view(*STORY[:8], silent), 200)
+    assert "0.0 W" not in "\n".join(shown)
+    assert [line for line in shown if "885 mJ" in line]
+
+
 def test_the_end_of_a_window_is_no_stretch_of_its_own() -> None:
     view = _view(*STORY[:10], NOW, {**NOW, "seq": 14, "t_s": 376.0}, {**NOW, "seq": 15, "t_s": 376.5, "stretch_s": 0.5})
     assert view.stretch() == ("window", 16.0, 16.0)

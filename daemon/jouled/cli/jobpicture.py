@@ -203,7 +203,8 @@ def _row(row: Row, columns: _Columns, scale: _Scale) -> Text:
         return Text.assemble(head, (row.verdict, "yellow"))
     upper = "" if row.latency_upper_s is None else f"<= {quantity(row.latency_upper_s, 's')}"
     head.append(f"{quantity(row.energy_j, 'J'):>9} " if columns.energy else "")
-    head.append(f"{row.power_w or 0.0:5.1f} W " if columns.power else "")
+    power = "" if row.power_w is None else f"{row.power_w:5.1f} W"
+    head.append(f"{power:7} " if columns.power else "")
     head.append(f"{upper:>11} " if columns.latency else "")
     if columns.more:
         head.append(f"{'' if row.temperature_c is None else f'{row.temperature_c:.1f}':>7} ")
